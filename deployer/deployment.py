@@ -1,0 +1,74 @@
+"""A deployment as a step sees it: inventory and playbook joined, nothing looked up any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deployer.inventory import Container, DeploymentEntry, Host
+from deployer.model import Where
+from deployer.playbook import ArgValue, Playbook
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What `deploy up HOST/NAME` works on."""
+
+    host_name: str
+    name: str
+    host: Host
+    entry: DeploymentEntry
+    playbook: Playbook
+    playbook_name: str
+    lock_text: str
+    """The content of the engine lock."""
+    variant: str | None = None
+    """The variant asked for (`--variant`, inventory), None: the first of the ladder."""
+
+    @property
+    def id(self) -> str:
+        """`kpro5/qwen`."""
+        return f"{self.host_name}/{self.name}"
+
+    @property
+    def vmid(self) -> int | None:
+        """The container, or None when the model runs on the host itself."""
+        return self.entry.container
+
+    @property
+    def container(self) -> Container | None:
+        """The container's inventory entry."""
+        return None if self.vmid is None else self.host.containers.get(self.vmid)
+
+    @property
+    def guest(self) -> Where:
+        """Where the model runs."""
+        return Where.HOST if self.vmid is None else Where.GUEST
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """PCI addresses: the deployment's, else the container's, else all of the host."""
+        listed = self.entry.gpus or (self.container.gpus if self.container else None)
+        return tuple(listed or [gpu.address for gpu in self.host.gpus])
+
+    @property
+    def port(self) -> int:
+        """The port that the server listens on, in the guest."""
+        return self.entry.port or self.playbook.serve.port
+
+    @property
+    def variant_name(self) -> str:
+        """The variant that is launched; `base` when the playbook has none."""
+        if self.variant:
+            return self.variant
+        return self.playbook.variants[0].name if self.playbook.variants else "base"
+
+    def serve_args(self, variant: str | None = None) -> dict[str, ArgValue]:
+        """serve.args with the variant's changes; False removes a flag."""
+        name = variant or self.variant_name
+        args = dict(self.playbook.serve.args)
+        for rung in self.playbook.variants:
+            if rung.name == name:
+                args.update(rung.args)
+        return {flag: value for flag, value in args.items() if value is not False}
+
+

@@ -1,0 +1,87 @@
+"""The inventory: what exists. Hosts, their GPUs by PCI address, containers, deployments.
+
+One or more `*.yaml` files in the inventory folder, each with a `hosts:` mapping; merged by name.
+The commented sample `inventory/` is the documentation (`deploy help inventory`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+HOST_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+PCI_ADDRESS = r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$"
+ABSOLUTE_PATH = r"^/[^\0\n]*$"
+
+Name = Annotated[str, Field(pattern=HOST_NAME)]
+PciAddress = Annotated[str, Field(pattern=PCI_ADDRESS)]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Vmid = Annotated[int, Field(ge=100, le=999_999_999)]
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors; values are not changed after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Ssh(Strict):
+    """How to reach a machine. What is left out comes from ~/.ssh/config."""
+
+    address: str = Field(min_length=1, max_length=253)
+    port: Port | None = None
+    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]*\$?$")] = "root"
+    identity_file: str | None = None
+    known_hosts: str | None = None
+    """A file used instead of ~/.ssh/known_hosts (both are read when None)."""
+    gateway: str | None = None
+    """ProxyJump: [user@]host[:port] or a name of ssh_config."""
+    connect_timeout_s: Annotated[float, Field(gt=0, le=300)] = 15.0
+
+
+class Container(Strict):
+    """An LXC guest of a host; the key is its vmid."""
+
+    ssh: Ssh | None = None
+    """None: commands go through `pct exec` on the host."""
+    gpus: list[PciAddress] | None = None
+    """None: all GPUs of the host."""
+    restart: Literal["allowed", "never"] = "allowed"
+    """May the tool restart the container when a device change needs it?"""
+
+
+class DeploymentEntry(Strict):
+    """One served model in one container; the key is its name."""
+
+    container: Vmid | None = None
+    """None: the model runs on the host itself."""
+    playbook: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    """A file of the playbook folder, without .yaml."""
+    variant: str | None = None
+    gpus: list[PciAddress] | None = None
+    port: Port | None = None
+    """Overrides the playbook's serve.port."""
+
+
+class Gpu(Strict):
+    """One GPU: its PCI function 0. Other functions of the slot are found on the host."""
+
+    address: PciAddress
+    name: str | None = None
+
+
+class Host(Strict):
+    """A machine with GPUs."""
+
+    kind: Literal["proxmox", "plain"] = "proxmox"
+    ssh: Ssh
+    gpus: list[Gpu] = Field(min_length=1)
+    containers: dict[Vmid, Container] = Field(default_factory=dict)
+    deployments: dict[Name, DeploymentEntry] = Field(default_factory=dict)
+
+
+class InventoryFile(Strict):
+    """The content of one file of the inventory folder."""
+
+    hosts: dict[Name, Host] = Field(min_length=1)

@@ -1,0 +1,159 @@
+"""The playbook: what is wanted. Model and revision, engine lock, serve arguments, gates.
+
+The commented sample `playbooks/` is the documentation (`deploy help playbook`).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from deployer.inventory import ABSOLUTE_PATH, Port, Strict
+
+Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
+AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH)]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+ArgValue = bool | int | float | str
+"""True: the bare flag; False: the flag is left out; else `--flag value`."""
+
+
+class Model(Strict):
+    """The weights. `path` is where they lie on the target."""
+
+    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
+    revision: Annotated[str, Field(min_length=1, max_length=200)] = "main"
+    path: AbsolutePath
+    served_name: Annotated[str, Field(min_length=1, max_length=200)]
+    ignore: list[str] = Field(default_factory=lambda: ["*.bin", "*.pth", "*.gguf", "original/*"])
+    """fnmatch patterns of files that are not fetched."""
+
+
+class Download(Strict):
+    """How the weights are fetched."""
+
+    endpoint: str = "https://huggingface.co"
+    """As seen from the controller (metadata)."""
+    target_endpoint: str | None = None
+    """As seen from the target (bytes); None: the same."""
+    token_env: str = "HF_TOKEN"
+    """Name of the controller's environment variable that holds the token; may be unset."""
+    ca_bundle: AbsolutePath | None = None
+    """PEM file on the target for a company proxy."""
+    connections: Annotated[int, Field(ge=1, le=64)] = 4
+    stall_s: Seconds = 45.0
+    """No new byte for so long is a stall: the download is killed and resumed."""
+    max_stalls: Annotated[int, Field(ge=1, le=1000)] = 5
+    margin_bytes: Annotated[int, Field(ge=0)] = 5_000_000_000
+    """Free bytes that must remain after the download."""
+
+
+class DriverPackage(Strict):
+    """An NVIDIA `.run` installer: a file that lies on the target's host, or an URL."""
+
+    url: str | None = None
+    file: AbsolutePath | None = None
+    """Path on the machine that installs it (guest: copied from the host)."""
+    sha256: Sha256
+
+
+class Driver(Strict):
+    """The wanted NVIDIA driver."""
+
+    version: Annotated[str, Field(pattern=r"^\d+(\.\d+)+$")]
+    install: Literal["never", "guest", "host-and-guest"] = "never"
+    package: DriverPackage | None = None
+
+
+class Gpus(Strict):
+    """What may be done to the PCI functions."""
+
+    rebind: Literal["allowed", "never"] = "allowed"
+    persist: Literal["report", "change"] = "change"
+    """Make the binding last across reboots (files of ours in modprobe.d), or only report."""
+    unbind_timeout_s: Seconds = 20.0
+
+
+class Engine(Strict):
+    """The serving engine, installed on the target from a lock."""
+
+    name: Literal["sglang"] = "sglang"
+    version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*([a-z0-9.]+)?$")]
+    python: Annotated[str, Field(pattern=r"^3\.\d+$")] = "3.12"
+    lock: str
+    """requirements file with hashes or exact pins, beside the playbook."""
+    venv: AbsolutePath
+    """The stable path: a symlink that is switched atomically to the build."""
+    index_url: str | None = None
+    find_links: list[str] = Field(default_factory=list)
+    """Folders or URLs on the target with local wheels."""
+    ca_bundle: AbsolutePath | None = None
+    uv_version: str = ">=0.5"
+    build_timeout_s: Seconds = 3600.0
+
+
+class Serve(Strict):
+    """Arguments of the server. `args` keys are flag names without dashes in front."""
+
+    host: str = "0.0.0.0"
+    port: Port = 30000
+    args: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ArgValue] = Field(
+        default_factory=dict
+    )
+    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
+        default_factory=dict
+    )
+    api_key_env: str | None = None
+    """Name of the controller's environment variable with the API key."""
+    ready_timeout_s: Seconds = 1800.0
+    silence_timeout_s: Seconds = 600.0
+    """No new log byte for so long while starting is a failure."""
+    log_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
+    keep_launches: Annotated[int, Field(ge=1)] = 5
+
+
+class Variant(Strict):
+    """One rung of the ladder: changes to serve.args."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+    args: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ArgValue] = Field(
+        default_factory=dict
+    )
+
+
+class Stop(Strict):
+    """How the old server is stopped."""
+
+    grace_s: Seconds = 60.0
+    kill_s: Seconds = 15.0
+    old_server: Literal["stop-ours", "adopt"] = "stop-ours"
+    """`adopt`: a server that holds our port, in our container, with a launch_server command line
+    may be stopped too, even if this tool did not start it. `stop-ours`: it is reported and left."""
+    gpu_floor_mib: Annotated[int, Field(ge=0)] = 600
+    """Used memory a GPU may show after the stop."""
+
+
+class Gates(Strict):
+    """What a launch must pass before it counts as serving."""
+
+    request_timeout_s: Seconds = 120.0
+    min_tokens: Annotated[int, Field(ge=1)] = 64
+    max_tokens: Annotated[int, Field(ge=1)] = 512
+    burst: Annotated[int, Field(ge=1)] = 25
+    parallel: Annotated[int, Field(ge=1)] = 8
+    alive_after_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    max_accept_rate: Annotated[float, Field(gt=0, le=1)] = 0.98
+
+
+class Playbook(Strict):
+    """One playbook file."""
+
+    model: Model
+    download: Download = Field(default_factory=Download)
+    driver: Driver
+    gpus: Gpus = Field(default_factory=Gpus)
+    engine: Engine
+    serve: Serve = Field(default_factory=Serve)
+    variants: list[Variant] = Field(default_factory=list)
+    stop: Stop = Field(default_factory=Stop)
+    gates: Gates = Field(default_factory=Gates)

@@ -1,0 +1,78 @@
+"""The step contract: probe -> plan -> apply -> verify (DESIGN section 3)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from deployer.deployment import Deployment
+from deployer.events import Bus, JobStarted, Note, Progress
+from deployer.model import Facts, Plan, Probe, Where
+from deployer.remote.jobs import Jobs
+from deployer.remote.transport import Transport
+from deployer.state import DeploymentState
+
+
+@dataclass
+class StepContext:
+    """What `apply` works with. `reprobe` runs all probes again and returns the facts as of now."""
+
+    want: Deployment
+    run_id: str
+    bus: Bus
+    transports: Mapping[Where, Transport]
+    reprobe: Callable[[], Facts]
+    state: DeploymentState
+    save: Callable[[], None]
+    """Writes the state file; call it after changing `state`."""
+    step: str = ""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """The controller's environment (for *_env references)."""
+
+    def on(self, where: Where) -> Transport:
+        """The transport of the host or the guest."""
+        return self.transports[where]
+
+    def jobs(self, where: Where) -> Jobs:
+        """The job mechanism there."""
+        return Jobs(self.on(where))
+
+    def note(self, text: str, level: str = "info") -> None:
+        """One line for the user."""
+        self.bus.emit(Note(self.want.host_name, self.want.id, self.step, level, text))
+
+    def progress(
+        self, what: str, done: float, total: float, unit: str = "", detail: str = ""
+    ) -> None:
+        """How far a wait is, and what it waits for."""
+        self.bus.emit(
+            Progress(self.want.host_name, self.want.id, self.step, what, done, total, unit, detail)
+        )
+
+    def job_started(self, job: str, pid: int, attached: bool) -> None:
+        """A detached job runs."""
+        self.bus.emit(
+            JobStarted(self.want.host_name, self.want.id, self.step, job, pid, attached)
+        )
+
+
+class Step(ABC):
+    """One noun of the product. Says what it looks at, decides purely, acts, is looked at again."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def probes(self, want: Deployment) -> list[Probe]:
+        """Read-only snippets and their parsers."""
+
+    @abstractmethod
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """Pure: facts in, decision out."""
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Runs the plan's changes as shown. A step overrides it for `Procedure` actions."""
+        from deployer.steps.apply import run_changes
+
+        run_changes(context, plan)
