@@ -6,8 +6,6 @@ Exit codes (DESIGN section 8): 0 done; 1 a step failed; 2 usage or bad file; 3 u
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 
 class DeployError(Exception):
     """Base of all errors that a user sees: `what` in one line, `fix` in the next.
@@ -15,7 +13,7 @@ class DeployError(Exception):
     `where` names the place (file:line, host, pid, path); `evidence` holds raw lines that prove it.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = 1
 
     def __init__(
         self, what: str, *, where: str = "", fix: str = "", evidence: tuple[str, ...] = ()

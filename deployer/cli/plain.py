@@ -1,0 +1,127 @@
+"""Plain renderer: one line a change of state, on stderr. For CI, pipes and NO_COLOR."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from deployer import events as ev
+
+PROGRESS_EVERY_S = 30.0
+
+MARKS = {"nothing": "=", "changes": "~", "blocked": "!", "unknown": "?"}
+
+
+def size_text(count: float) -> str:
+    """Bytes for people: 52.1 GB (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def progress_text(event: ev.Progress) -> str:
+    """`what 12.0 MB of 24.0 MB (50 %) detail`."""
+    if event.unit == "B":
+        figures = f"{size_text(event.done)} of {size_text(event.total)}"
+    elif event.total:
+        figures = f"{event.done:g} of {event.total:g} {event.unit}".rstrip()
+    else:
+        figures = f"{event.done:g} {event.unit}".rstrip() if event.done else ""
+    share = f"({100 * event.done / event.total:.0f} %)" if event.total else ""
+    return " ".join(part for part in (event.what, figures, share, event.detail) if part)
+
+
+class PlainRenderer:
+    """Turns events into lines and hands them to `write`."""
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        *,
+        show_plan: bool = False,
+        verbose: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.write = write
+        self.show_plan = show_plan
+        self.verbose = verbose
+        self.clock = clock
+        self._last_progress: dict[tuple[str, str], tuple[float, str]] = {}
+
+    def __call__(self, event: ev.Event) -> None:
+        """One event, at most a few lines."""
+        label = event.deployment or event.host
+        for line in self.lines(event):
+            self.write(f"{label:<14} {line}" if label else line)
+
+    def lines(self, event: ev.Event) -> list[str]:
+        """The lines of one event, without the label."""
+        match event:
+            case ev.Probed():
+                return [f"looked in {event.seconds:.2f} s ({event.reason})"] if self.verbose else []
+            case ev.StepPlanned():
+                return self._planned(event) if self.show_plan else []
+            case ev.StepStarted():
+                return [f"{event.step:<10} ..."]
+            case ev.ChangeStarted():
+                return [f"{event.step:<10} + {event.title}"]
+            case ev.ChangeDone():
+                return [f"{event.step:<10}   done in {event.seconds:.1f} s"] if self.verbose else []
+            case ev.JobStarted():
+                verb = "joined running" if event.attached else "started"
+                return [f"{event.step:<10}   {verb} job {event.job} (pid {event.pid})"]
+            case ev.Progress():
+                return self._progress(event)
+            case ev.Note():
+                mark = "warning: " if event.level == "warning" else ""
+                return [f"{event.step:<10}   {mark}{event.text}"]
+            case ev.GateChecked():
+                mark = "ok  " if event.passed else "FAIL"
+                lines = [f"{event.step:<10}   {mark} {event.gate}: {event.detail}"]
+                if not event.passed and event.evidence:
+                    lines.append(f"{event.step:<10}        evidence: {event.evidence}")
+                return lines
+            case ev.StepDone():
+                return self._done(event)
+            case _:
+                return []
+
+    def _planned(self, event: ev.StepPlanned) -> list[str]:
+        lines = [f"{MARKS[event.state]} {event.step:<10} {_words(event)}"]
+        for change in event.changes:
+            lines.append(f"    + {change['title']}  [{change['where']}]")
+            lines.append(f"      because {change['reason']}")
+            lines += [f"      | {text}" for text in change["runs"].splitlines()]
+            if change["undo"]:
+                lines.append(f"      undo: {change['undo']}")
+        if event.fix:
+            lines.append(f"    -> {event.fix}")
+        return lines
+
+    def _progress(self, event: ev.Progress) -> list[str]:
+        key, now = (event.deployment, event.step), self.clock()
+        last, what = self._last_progress.get(key, (-PROGRESS_EVERY_S, ""))
+        if now - last < PROGRESS_EVERY_S and what == event.what:
+            return []
+        self._last_progress[key] = (now, event.what)
+        return [f"{event.step:<10}   {progress_text(event)}"]
+
+    def _done(self, event: ev.StepDone) -> list[str]:
+        if event.outcome == "nothing":
+            return [f"{event.step:<10} nothing to do: {event.reason}"]
+        if event.outcome == "done":
+            return [f"{event.step:<10} done in {event.seconds:.1f} s: {event.reason}"]
+        return [f"{event.step:<10} FAILED"]
+
+
+def _words(event: ev.StepPlanned) -> str:
+    if event.state == "nothing":
+        return f"nothing to do: {event.reason}"
+    if event.state == "changes":
+        count = len(event.changes)
+        return f"{count} change{'s' if count != 1 else ''}: {event.reason}"
+    if event.state == "blocked":
+        return f"blocked: {event.reason}"
+    return event.reason

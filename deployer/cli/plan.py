@@ -1,0 +1,93 @@
+"""`deploy plan`: what `up` would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from deployer.cli.options import Options, common, targets
+from deployer.cli.report import print_error
+from deployer.model import PlanState
+
+if TYPE_CHECKING:
+    from deployer.engine import Outcome
+    from deployer.up import DeploymentResult
+
+
+@click.command("plan")
+@targets
+@click.option("--exit-code", is_flag=True, help="Exit with 6 when changes are pending.")
+@click.option("--variant", metavar="NAME", help="Plan for this variant of the playbook.")
+@common
+def command(
+    options: Options, words: tuple[str, ...], all_: bool, exit_code: bool, variant: str | None
+) -> int:
+    """Show what `up` would do; change nothing (same as `up --dry-run`)."""
+    from deployer.catalog import Catalog
+    from deployer.cli.up import run_up
+    from deployer.engine import Selection
+
+    deployments = Catalog.load(options.inventory).select(list(words), all_, variant)
+    return run_up(
+        options, deployments, Selection(), dry_run=True, name="plan", exit_on_changes=exit_code
+    )
+
+
+def plan_document(outcome: Outcome | None) -> list[dict[str, Any]]:
+    """The plans of all steps as JSON data."""
+    if outcome is None:
+        return []
+    return [
+        {
+            "step": name,
+            "state": plan.state.value,
+            "reason": plan.reason,
+            "fix": plan.fix,
+            "changes": [change.to_dict() for change in plan.changes],
+        }
+        for name, plan in outcome.plans.items()
+    ]
+
+
+def print_results(results: Sequence[DeploymentResult], dry_run: bool) -> None:
+    """The last lines a person reads: the endpoint, or the cause and the next action."""
+    for result in results:
+        if result.error is not None:
+            print_error(result.error)
+        elif result.declined:
+            click.echo(f"{result.id}: declined; nothing was changed", err=True)
+        elif dry_run and result.outcome is not None:
+            click.echo(f"{result.id}: {_counts(result.outcome)}; nothing was changed", err=True)
+        else:
+            print_endpoint(result)
+
+
+def print_endpoint(result: DeploymentResult) -> None:
+    """What is served, where, and what was proven."""
+    what = result.result
+    changed = result.outcome.changed if result.outcome else []
+    click.echo(f"{result.id}: {what['model']} at {what['endpoint']}", err=True)
+    verdict = what["verdict"] or "not judged yet"
+    click.echo(
+        f"  launch {what['launch'] or '-'}, variant {what['variant'] or '-'}, verdict: {verdict}",
+        err=True,
+    )
+    if what["figures"]:
+        figures = ", ".join(f"{name} {value:g}" for name, value in what["figures"].items())
+        click.echo(f"  measured: {figures}", err=True)
+    click.echo(f"  changed: {', '.join(changed) if changed else 'nothing'}", err=True)
+
+
+def _counts(outcome: Outcome) -> str:
+    states = [plan.state for plan in outcome.plans.values()]
+    changes = sum(len(plan.changes) for plan in outcome.plans.values())
+    words = [f"{changes} changes in {states.count(PlanState.CHANGES)} steps"]
+    if unknown := states.count(PlanState.UNKNOWN):
+        words.append(f"{unknown} steps not knowable yet")
+    if blocked := states.count(PlanState.BLOCKED):
+        words.append(f"{blocked} steps blocked")
+    if not outcome.pending:
+        return "nothing to do"
+    return ", ".join(words)

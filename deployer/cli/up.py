@@ -1,0 +1,112 @@
+"""`deploy up`: to a proven endpoint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from deployer.catalog import Catalog
+from deployer.cli.hosts import by_host, exit_code, run_hosts
+from deployer.cli.options import Options, common, targets
+from deployer.cli.output import open_bus, print_json
+from deployer.cli.plan import plan_document, print_results
+from deployer.cli.report import error_dict, print_error
+from deployer.deployment import Deployment
+from deployer.engine import Outcome, Selection
+from deployer.errors import UsageError
+from deployer.steps.order import NAMES
+from deployer.up import DeploymentResult, UpOptions, up_host
+
+
+@click.command("up")
+@targets
+@click.option("--dry-run", is_flag=True, help="Show the plan, change nothing (same as `plan`).")
+@click.option("--from", "first", type=click.Choice(NAMES), metavar="STEP", help="Start at STEP.")
+@click.option("--only", type=click.Choice(NAMES), metavar="STEP", help="Run STEP alone.")
+@click.option("--variant", metavar="NAME", help="Launch this variant of the playbook.")
+@common
+def command(
+    options: Options,
+    words: tuple[str, ...],
+    all_: bool,
+    dry_run: bool,
+    first: str | None,
+    only: str | None,
+    variant: str | None,
+) -> int:
+    """Bring hosts or deployments to a proven endpoint.
+
+    Steps: driver, gpus, container, venv, shards, stop, launch, verify. Each looks at the machine,
+    does what is missing, and looks again. Killed at any moment, the same command continues.
+    """
+    if first and only:
+        raise UsageError("--from and --only exclude each other", fix="give one of them")
+    if options.as_json and not options.yes and not dry_run:
+        raise UsageError("--json never applies without --yes", fix="add --yes, or --dry-run")
+    deployments = Catalog.load(options.inventory).select(list(words), all_, variant)
+    return run_up(options, deployments, Selection(first, only), dry_run=dry_run, name="up")
+
+
+def run_up(
+    options: Options,
+    deployments: Sequence[Deployment],
+    selection: Selection,
+    *,
+    dry_run: bool,
+    name: str,
+    exit_on_changes: bool = False,
+) -> int:
+    """Runs `up` or `plan` on the deployments, prints the results, returns the exit code."""
+    bus, end = open_bus(options, show_plan=dry_run)
+    asks = not options.yes and not options.jsonl and sys.stdin.isatty() and sys.stderr.isatty()
+    how = UpOptions(
+        base=options.inventory,
+        command=f"{name} {' '.join(want.id for want in deployments)}",
+        dry_run=dry_run,
+        selection=selection,
+        confirm=_ask if asks and not dry_run else None,
+    )
+    try:
+        done = run_hosts(by_host(deployments), lambda host, group: up_host(host, group, how, bus))
+    finally:
+        end()
+    results = [result for host in done.values() for result in host]
+    code = exit_code([result.error for result in results])
+    if options.as_json:
+        print_json(_document(results, dry_run, code))
+        for result in results:
+            if result.error is not None:
+                print_error(result.error)
+    else:
+        print_results(results, dry_run)
+    if code == 0 and exit_on_changes and any(r.outcome and r.outcome.pending for r in results):
+        return 6
+    return code
+
+
+def _ask(want: Deployment, outcome: Outcome) -> bool:
+    for name, plan in outcome.plans.items():
+        titles = "; ".join(change.title for change in plan.changes)
+        click.echo(f"  {name:<10} {plan.state.value:<8} {titles or plan.reason}", err=True)
+    return click.confirm(f"Apply this to {want.id}?", default=False, err=True)
+
+
+def _document(results: Sequence[DeploymentResult], dry_run: bool, code: int) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "exit_code": code,
+        "deployments": [
+            {
+                "id": result.id,
+                "exit_code": result.exit_code,
+                "steps": plan_document(result.outcome),
+                "changed": result.outcome.changed if result.outcome else [],
+                "error": error_dict(result.error) if result.error else None,
+                **result.result,
+            }
+            for result in results
+        ],
+    }

@@ -1,0 +1,120 @@
+"""One run's connections to a host and its guests, the host lock, and the batched look.
+
+A no-op run costs one connection a target and two exec channels on the host (lock with look, then
+release) and one on the guest (look).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from deployer.deployment import Deployment
+from deployer.errors import (
+    AuthenticationRefused,
+    DeployError,
+    HostKeyChanged,
+    HostKeyUnknown,
+    Unreachable,
+)
+from deployer.inventory import Host
+from deployer.model import Facts, Probe, Where
+from deployer.remote.batch import gather
+from deployer.remote.connect import open_guest, open_host
+from deployer.remote.hostlock import HostLock, LockRecord
+from deployer.remote.transport import Transport
+from deployer.steps.base import Step
+
+REFUSALS = (AuthenticationRefused, HostKeyChanged, HostKeyUnknown)
+"""A guest that is silent for one of these will not answer later either."""
+
+
+class HostSession:
+    """Connections are made on first use; `close` releases the lock and ends them."""
+
+    def __init__(self, host_name: str, host: Host, base: Path) -> None:
+        self.host_name = host_name
+        self.host = host
+        self.base = base
+        self.host_transport: Transport = open_host(host_name, host.ssh, base)
+        self._guests: dict[int, Transport] = {}
+        self._lock: HostLock | None = None
+        self.locked = False
+
+    def transports(self, want: Deployment) -> Mapping[Where, Transport]:
+        """Of the host and of the deployment's guest (the host itself when it has none)."""
+        if want.vmid is None or want.container is None:
+            return {Where.HOST: self.host_transport, Where.GUEST: self.host_transport}
+        guest = self._guests.get(want.vmid)
+        if guest is None:
+            guest = open_guest(
+                self.host_transport, self.host_name, want.vmid, want.container, self.base
+            )
+            self._guests[want.vmid] = guest
+        return {Where.HOST: self.host_transport, Where.GUEST: guest}
+
+    def want_lock(self, record: LockRecord) -> None:
+        """The next look takes the host lock first, in the same exec."""
+        self._lock = HostLock(record)
+
+    def look(self, want: Deployment, steps: Sequence[Step]) -> Facts:
+        """Runs the probes of all steps, one exec a target, both targets at once.
+
+        Raises Unreachable when the host does not answer, or when the guest refuses us; a guest
+        that is merely down leaves its facts silent.
+        """
+        probes = [probe for step in steps for probe in step.probes(want)]
+        here = [probe for probe in probes if probe.where is Where.HOST]
+        there = [probe for probe in probes if probe.where is Where.GUEST]
+        transports = self.transports(want)
+        if transports[Where.GUEST] is self.host_transport:
+            here, there = here + there, []
+        values: dict[type, object] = {}
+        silent: dict[Where, str] = {}
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            guest = pool.submit(self._ask_guest, transports[Where.GUEST], there)
+            values.update(self._ask_host(here))
+            answer = guest.result()
+        if isinstance(answer, str):
+            silent[Where.GUEST] = answer
+        else:
+            values.update(answer)
+        return Facts(values, silent)
+
+    def _ask_host(self, probes: Sequence[Probe]) -> Mapping[type, object]:
+        if self._lock is None or self.locked:
+            return gather(self.host_transport, probes, nonce=secrets.token_hex(8))
+        facts = self._lock.acquire_and_gather(self.host_transport, probes)
+        self.locked = True
+        return facts
+
+    def _ask_guest(
+        self, transport: Transport, probes: Sequence[Probe]
+    ) -> Mapping[type, object] | str:
+        if not probes:
+            return {}
+        try:
+            return gather(transport, probes, nonce=secrets.token_hex(8))
+        except REFUSALS:
+            raise
+        except Unreachable as error:
+            return error.what
+
+    def entered(self, step: str) -> None:
+        """Tells the lock's record which step runs now."""
+        if self._lock is not None and self.locked:
+            self._lock.enter(self.host_transport, step)
+
+    def close(self, on_problem: Callable[[str], None]) -> None:
+        """Releases the host lock and ends the connections; what failed is told, not raised."""
+        try:
+            if self._lock is not None and self.locked:
+                self._lock.release(self.host_transport)
+                self.locked = False
+        except DeployError as error:
+            on_problem(f"the host lock could not be released: {error}; `deploy unlock` does it")
+        finally:
+            for transport in [*self._guests.values(), self.host_transport]:
+                transport.close()
