@@ -39,7 +39,7 @@ class UpOptions:
     """The inventory folder; `.deploy/` lies beside it."""
     command: str = "up"
     dry_run: bool = False
-    selection: Selection = Selection()
+    selection: Selection = field(default_factory=Selection)
     confirm: Confirm | None = None
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
@@ -93,7 +93,7 @@ def up_host(
 ) -> list[DeploymentResult]:
     """Brings the deployments of one host up, one after the other; an error ends the host's run."""
     if options.dry_run:
-        return [_in_session(host_name, deployments, options, bus, new_run_id(), None)][0]
+        return _in_session(host_name, deployments, options, bus, new_run_id(), None)
     run_id = new_run_id()
     record = RunRecord(options.deploy_dir / "runs", run_id, host_name)
     bus = Bus(bus.emit, record)

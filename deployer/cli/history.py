@@ -1,0 +1,52 @@
+"""`deploy history`: the launches of a deployment, newest last."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from deployer.catalog import Catalog
+from deployer.cli.options import Options, common, targets
+from deployer.cli.output import print_json
+from deployer.state import DeploymentState, Launch
+from deployer.state_file import StateFile
+from deployer.up import UpOptions
+
+
+@click.command("history")
+@targets
+@common
+def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
+    """List launches with variant, figures and verdict; * marks the last known-good one."""
+    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    folder = UpOptions(base=options.inventory).deploy_dir / "state"
+    states = {name: StateFile(folder, name).load() for name in {d.host_name for d in deployments}}
+    owned = {
+        want.id: states[want.host_name].deployments.get(want.name, DeploymentState())
+        for want in deployments
+    }
+    if options.as_json:
+        print_json(
+            {
+                name: {
+                    "known_good": own.known_good,
+                    "launches": [launch.model_dump() for launch in own.launches],
+                }
+                for name, own in owned.items()
+            }
+        )
+        return 0
+    for name, own in owned.items():
+        click.echo(f"{name}: {len(own.launches)} launches")
+        for launch in own.launches:
+            click.echo(_line(launch, launch.id == own.known_good))
+    return 0
+
+
+def _line(launch: Launch, good: bool) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(launch.started))
+    figures = ", ".join(f"{name} {value:g}" for name, value in launch.figures.items())
+    mark = "*" if good else " "
+    line = f"{mark} {launch.id:<22} {when}  {launch.variant:<10} {launch.verdict}"
+    return f"{line}  ({figures})" if figures else line

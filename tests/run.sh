@@ -1,0 +1,60 @@
+#!/bin/sh
+# Sets up everything and runs all tests: sh tests/run.sh [unit|container|PYTEST ARGS...]
+# On a bare Debian/Ubuntu as root it installs what is missing; as a normal user it uses what is there.
+set -eu
+cd "$(dirname "$0")/.."
+
+say() { printf 'tests/run.sh: %s\n' "$*" >&2; }
+
+need_packages() {
+    missing=""
+    command -v python3 >/dev/null 2>&1 || missing="$missing python3"
+    python3 -c 'import ensurepip' 2>/dev/null || missing="$missing python3-venv"
+    [ -x /usr/sbin/sshd ] || missing="$missing openssh-server"
+    command -v ssh >/dev/null 2>&1 || missing="$missing openssh-client"
+    command -v busybox >/dev/null 2>&1 || missing="$missing busybox"
+    [ -e /etc/ssl/certs/ca-certificates.crt ] || missing="$missing ca-certificates"
+    [ -n "$missing" ] || return 0
+    if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+        say "missing:$missing"
+        say "  -> install them, or run this once as root on Debian/Ubuntu"
+        exit 1
+    fi
+    say "installing$missing"
+    apt-get update -qq
+    # shellcheck disable=SC2086 # a list of package names
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+}
+
+need_venv() {
+    if [ ! -x .venv/bin/uv ]; then
+        say "making .venv"
+        python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+            say "python3 is older than 3.11"
+            say "  -> install Python 3.11 or newer and put it first in PATH"
+            exit 1
+        }
+        python3 -m venv .venv
+        .venv/bin/python -m pip install -q --disable-pip-version-check uv
+    fi
+    .venv/bin/uv sync -q --frozen --inexact
+}
+
+need_packages
+need_venv
+
+case "${1-all}" in
+    unit)
+        shift
+        exec .venv/bin/python -m pytest tests/unit "$@"
+        ;;
+    all) [ $# -eq 0 ] || shift ;;
+    container) shift; set -- tests/container "$@" ;;
+esac
+
+say "setting up the container lab"
+sh docker/lab.sh setup
+.venv/bin/ruff check .
+.venv/bin/mypy
+.venv/bin/lint-imports
+exec .venv/bin/python -m pytest "$@"
