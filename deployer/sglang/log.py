@@ -1,0 +1,135 @@
+"""What the server's log of one launch says: the phase, and the effective figures. Incremental.
+
+Feed it only bytes written by this launch. A phase is a hint for the reader of a wait; readiness is
+proven elsewhere (our own completion, the pid, the owner of the port).
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from dataclasses import dataclass, field
+
+PHASES = (
+    "starting",
+    "args",
+    "tokenizer",
+    "distributed",
+    "weights",
+    "kv",
+    "mamba",
+    "graphs",
+    "server",
+    "warmup",
+    "ready",
+)
+SHARDS = re.compile(
+    r"(?:Loading \w+ checkpoint|Multi-thread loading) shards:\s+\d+% Completed \| (\d+)/(\d+)"
+)
+GRAPHS = re.compile(r"Capturing (?:batches|num tokens)[^|]*\|[^|]*\| (\d+)/(\d+)")
+FIGURES = re.compile(
+    r"^\[[^\]]*\] max_total_num_tokens=(\d+),.*?max_running_requests=(\d+), context_len=(\d+)"
+)
+MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("ready", re.compile(r"The server is fired up and ready to roll!")),
+    ("warmup", re.compile(r"Uvicorn running on |Application startup complete\.")),
+    ("server", re.compile(r"Started server process \[\d+\]|^\[[^\]]*\] max_total_num_tokens=\d+,")),
+    ("graphs", re.compile(r"Capture (?:target |draft )?[\w ]*cuda graph begin", re.IGNORECASE)),
+    ("mamba", re.compile(r"Mamba Cache is allocated\.")),
+    ("kv", re.compile(r"KV Cache is allocated\.|Using KV cache dtype")),
+    ("weights", re.compile(r"Load weight begin\.")),
+    ("distributed", re.compile(r"Init torch distributed begin\.")),
+    ("tokenizer", re.compile(r"^\[[^\]]*\] (?:Tokenizer|Loading tokenizer|Using default Hugg)")),
+    ("args", re.compile(r"server_args=ServerArgs\(")),
+)
+TAIL_LINES = 400
+MAX_PARTIAL = 1 << 20
+
+
+@dataclass
+class LaunchLog:
+    """The reader. `phase` only moves forward: the draft model repeats phases of the target."""
+
+    phase: str = "starting"
+    shards: tuple[int, int] | None = None
+    graphs: tuple[int, int] | None = None
+    figures: dict[str, float] = field(default_factory=dict)
+    """max_total_num_tokens, max_running_requests, context_len: the effective numbers."""
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    seen_bytes: int = 0
+    _decoder: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), repr=False
+    )
+    _partial: str = field(default="", repr=False)
+
+    def feed(self, data: bytes) -> bool:
+        """Reads the next bytes; True when phase or progress changed."""
+        before = (self.phase, self.shards, self.graphs)
+        self.seen_bytes += len(data)
+        pieces = re.split(r"[\r\n]", self._partial + self._decoder.decode(data))
+        self._partial = pieces.pop()[-MAX_PARTIAL:]
+        for line in pieces:
+            self._line(line.rstrip())
+        return before != (self.phase, self.shards, self.graphs)
+
+    def text(self) -> str:
+        """The last lines, the unfinished one included."""
+        return "\n".join([*self.lines, *([self._partial] if self._partial else [])])
+
+    def tail(self, count: int = 15) -> tuple[str, ...]:
+        """The last telling lines, progress bars and blanks left out, each cut to 400 characters."""
+        told = [line for line in self.text().split("\n") if line.strip() and not is_bar(line)]
+        return tuple(line[:400] for line in told[-count:])
+
+    def progress(self) -> tuple[str, float, float, str]:
+        """(what, done, total, unit) for a reader; total 0 when the phase has no bar."""
+        if self.phase == "weights" and self.shards:
+            return "loading weights", *self.shards, "shards"
+        if self.phase == "graphs" and self.graphs:
+            return "capturing CUDA graphs", *self.graphs, "batches"
+        return WORDS[self.phase], float(PHASES.index(self.phase)), float(len(PHASES) - 1), "phases"
+
+    def _line(self, line: str) -> None:
+        if not line.strip():
+            return
+        self.lines.append(line)
+        if shards := SHARDS.search(line):
+            self._advance("weights")
+            self.shards = (int(shards[1]), int(shards[2]))
+            return
+        if graphs := GRAPHS.search(line):
+            self._advance("graphs")
+            self.graphs = (int(graphs[1]), int(graphs[2]))
+            return
+        if figures := FIGURES.match(line):
+            names = ("max_total_num_tokens", "max_running_requests", "context_len")
+            self.figures = {name: float(figures[i + 1]) for i, name in enumerate(names)}
+        for phase, mark in MARKS:
+            if mark.search(line):
+                self._advance(phase)
+                return
+
+    def _advance(self, phase: str) -> None:
+        if PHASES.index(phase) > PHASES.index(self.phase):
+            self.phase = phase
+
+
+WORDS = {
+    "starting": "starting",
+    "args": "arguments resolved",
+    "tokenizer": "loading the tokenizer",
+    "distributed": "joining the GPUs",
+    "weights": "loading weights",
+    "kv": "allocating the KV cache",
+    "mamba": "allocating the state cache",
+    "graphs": "capturing CUDA graphs",
+    "server": "starting the HTTP server",
+    "warmup": "warming up",
+    "ready": "ready line seen",
+}
+
+
+def is_bar(line: str) -> bool:
+    """Is it a progress bar of tqdm?"""
+    return bool(re.search(r"\d+%(?: Completed)? ?\|", line)) and "[" in line
