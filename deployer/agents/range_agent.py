@@ -14,7 +14,7 @@ repository itself is incomplete or malformed; 18 other disk error; 2 bad manifes
 """
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH
+# ruff: noqa: PTH100, PTH103, PTH105, PTH110, PTH112, PTH116, PTH118, PTH120, PTH123, PTH202, PTH208
 
 from __future__ import annotations
 
