@@ -10,12 +10,11 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-HOST_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-PCI_ADDRESS = r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$"
-ABSOLUTE_PATH = r"^/[^\0\n]*$"
+from deployer import names
 
-Name = Annotated[str, Field(pattern=HOST_NAME)]
-PciAddress = Annotated[str, Field(pattern=PCI_ADDRESS)]
+Name = Annotated[str, Field(pattern=names.HOST_NAME)]
+PciAddress = Annotated[str, Field(pattern=names.PCI_ADDRESS)]
+Line = Annotated[str, Field(pattern=names.LINE, max_length=1000)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Vmid = Annotated[int, Field(ge=100, le=999_999_999)]
 
@@ -29,13 +28,13 @@ class Strict(BaseModel):
 class Ssh(Strict):
     """How to reach a machine. What is left out comes from ~/.ssh/config."""
 
-    address: str = Field(min_length=1, max_length=253)
+    address: Annotated[str, Field(pattern=names.ADDRESS, max_length=253)]
     port: Port | None = None
-    user: Annotated[str, Field(pattern=r"^[a-z_][a-z0-9_.-]*\$?$")] = "root"
-    identity_file: str | None = None
-    known_hosts: str | None = None
+    user: Annotated[str, Field(pattern=names.USER)] = "root"
+    identity_file: Line | None = None
+    known_hosts: Line | None = None
     """A file used instead of ~/.ssh/known_hosts (both are read when None)."""
-    gateway: str | None = None
+    gateway: Annotated[str, Field(pattern=names.GATEWAY)] | None = None
     """ProxyJump: [user@]host[:port] or a name of ssh_config."""
     connect_timeout_s: Annotated[float, Field(gt=0, le=300)] = 15.0
 
@@ -56,9 +55,9 @@ class DeploymentEntry(Strict):
 
     container: Vmid | None = None
     """None: the model runs on the host itself."""
-    playbook: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    playbook: Annotated[str, Field(pattern=names.PLAYBOOK_NAME)]
     """A file of the playbook folder, without .yaml."""
-    variant: str | None = None
+    variant: Line | None = None
     gpus: list[PciAddress] | None = None
     port: Port | None = None
     """Overrides the playbook's serve.port."""
@@ -68,7 +67,7 @@ class Gpu(Strict):
     """One GPU: its PCI function 0. Other functions of the slot are found on the host."""
 
     address: PciAddress
-    name: str | None = None
+    name: Line | None = None
 
 
 class Host(Strict):

@@ -9,11 +9,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from deployer.inventory import ABSOLUTE_PATH, Port, Strict
+from deployer import names
+from deployer.inventory import Line, Port, Strict
 
 Seconds = Annotated[float, Field(gt=0, le=7 * 86400)]
-AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+AbsolutePath = Annotated[str, Field(pattern=names.ABSOLUTE_PATH)]
+Sha256 = Annotated[str, Field(pattern=names.SHA256)]
+EnvName = Annotated[str, Field(pattern=names.ENV_NAME)]
 ArgValue = bool | int | float | str
 """True: the bare flag; False: the flag is left out; else `--flag value`."""
 
@@ -21,22 +23,22 @@ ArgValue = bool | int | float | str
 class Model(Strict):
     """The weights. `path` is where they lie on the target."""
 
-    repo: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[\w.-]+$")]
-    revision: Annotated[str, Field(min_length=1, max_length=200)] = "main"
+    repo: Annotated[str, Field(pattern=names.REPO)]
+    revision: Annotated[str, Field(pattern=names.LINE, max_length=200)] = "main"
     path: AbsolutePath
-    served_name: Annotated[str, Field(min_length=1, max_length=200)]
-    ignore: list[str] = Field(default_factory=lambda: ["*.bin", "*.pth", "*.gguf", "original/*"])
+    served_name: Annotated[str, Field(pattern=names.LINE, max_length=200)]
+    ignore: list[Line] = Field(default_factory=lambda: ["*.bin", "*.pth", "*.gguf", "original/*"])
     """fnmatch patterns of files that are not fetched."""
 
 
 class Download(Strict):
     """How the weights are fetched."""
 
-    endpoint: str = "https://huggingface.co"
+    endpoint: Line = "https://huggingface.co"
     """As seen from the controller (metadata)."""
-    target_endpoint: str | None = None
+    target_endpoint: Line | None = None
     """As seen from the target (bytes); None: the same."""
-    token_env: str = "HF_TOKEN"
+    token_env: EnvName = "HF_TOKEN"
     """Name of the controller's environment variable that holds the token; may be unset."""
     ca_bundle: AbsolutePath | None = None
     """PEM file on the target for a company proxy."""
@@ -51,7 +53,7 @@ class Download(Strict):
 class DriverPackage(Strict):
     """An NVIDIA `.run` installer: a file that lies on the target's host, or an URL."""
 
-    url: str | None = None
+    url: Line | None = None
     file: AbsolutePath | None = None
     """Path on the machine that installs it (guest: copied from the host)."""
     sha256: Sha256
@@ -60,7 +62,7 @@ class DriverPackage(Strict):
 class Driver(Strict):
     """The wanted NVIDIA driver."""
 
-    version: Annotated[str, Field(pattern=r"^\d+(\.\d+)+$")]
+    version: Annotated[str, Field(pattern=names.DRIVER_VERSION)]
     install: Literal["never", "guest", "host-and-guest"] = "never"
     package: DriverPackage | None = None
 
@@ -78,32 +80,30 @@ class Engine(Strict):
     """The serving engine, installed on the target from a lock."""
 
     name: Literal["sglang"] = "sglang"
-    version: Annotated[str, Field(pattern=r"^\d+(\.\d+)*([a-z0-9.]+)?$")]
-    python: Annotated[str, Field(pattern=r"^3\.\d+$")] = "3.12"
-    lock: str
+    version: Annotated[str, Field(pattern=names.ENGINE_VERSION)]
+    python: Annotated[str, Field(pattern=names.PYTHON_VERSION)] = "3.12"
+    lock: Line
     """requirements file with hashes or exact pins, beside the playbook."""
     venv: AbsolutePath
     """The stable path: a symlink that is switched atomically to the build."""
-    index_url: str | None = None
-    find_links: list[str] = Field(default_factory=list)
+    index_url: Line | None = None
+    find_links: list[Line] = Field(default_factory=list)
     """Folders or URLs on the target with local wheels."""
     ca_bundle: AbsolutePath | None = None
-    uv_version: str = ">=0.5"
+    uv_version: Annotated[str, Field(pattern=names.UV_VERSION)] = ">=0.5"
     build_timeout_s: Seconds = 3600.0
 
 
 class Serve(Strict):
     """Arguments of the server. `args` keys are flag names without dashes in front."""
 
-    host: str = "0.0.0.0"
+    host: Annotated[str, Field(pattern=names.ADDRESS)] = "0.0.0.0"
     port: Port = 30000
-    args: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ArgValue] = Field(
+    args: dict[Annotated[str, Field(pattern=names.FLAG_NAME)], ArgValue] = Field(
         default_factory=dict
     )
-    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = Field(
-        default_factory=dict
-    )
-    api_key_env: str | None = None
+    env: dict[EnvName, Annotated[str, Field(pattern=names.ENV_VALUE)]] = Field(default_factory=dict)
+    api_key_env: EnvName | None = None
     """Name of the controller's environment variable with the API key."""
     ready_timeout_s: Seconds = 1800.0
     silence_timeout_s: Seconds = 600.0
@@ -115,8 +115,8 @@ class Serve(Strict):
 class Variant(Strict):
     """One rung of the ladder: changes to serve.args."""
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-    args: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")], ArgValue] = Field(
+    name: Annotated[str, Field(pattern=names.VARIANT_NAME)]
+    args: dict[Annotated[str, Field(pattern=names.FLAG_NAME)], ArgValue] = Field(
         default_factory=dict
     )
 

@@ -1,0 +1,267 @@
+"""The inventory folder and its playbooks as one checked whole; words become deployments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deployer import crosscheck
+from deployer.deployment import Deployment
+from deployer.document import Document, load, read_text
+from deployer.errors import DocumentError, UsageError
+from deployer.inventory import DeploymentEntry, Host, InventoryFile, Ssh
+from deployer.names import did_you_mean, listed, shown
+from deployer.playbook import Playbook
+from deployer.validation import validate
+
+MAX_LOCK_BYTES = 4 * 1024 * 1024
+"""A full lock with the hashes of all wheels has some 500 kB."""
+
+
+@dataclass(frozen=True)
+class LoadedPlaybook:
+    """A playbook with its file and the text of its engine lock."""
+
+    document: Document
+    playbook: Playbook
+    lock_text: str
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All hosts of an inventory folder. Playbooks are read when a deployment of theirs is selected.
+
+    Paths in `ssh` are absolute: relative ones of the file belong to the inventory folder.
+    """
+
+    inventory_dir: Path
+    hosts: Mapping[str, Host]
+    documents: Mapping[str, Document]
+    """Host name -> the file that describes it."""
+    _playbooks: dict[str, LoadedPlaybook] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def load(cls, inventory_dir: Path) -> Catalog:
+        """Reads and checks all `*.yaml`/`*.yml` of the folder.
+
+        Raises UsageError when there is no such folder or no file in it, DocumentError for a file.
+        """
+        hosts: dict[str, Host] = {}
+        documents: dict[str, Document] = {}
+        for path in _files(inventory_dir):
+            document = load(path)
+            for name, host in validate(document, InventoryFile).hosts.items():
+                if name in hosts:
+                    raise document.error(
+                        ("hosts", name),
+                        f"host `{name}` is described twice; the other place is "
+                        f"{documents[name].where(('hosts', name), key=True)}",
+                        fix="remove or rename one of the two",
+                        key=True,
+                    )
+                crosscheck.check_host(document, name, host)
+                hosts[name] = _with_absolute_paths(host, inventory_dir.absolute())
+                documents[name] = document
+        return cls(inventory_dir, hosts, documents)
+
+    @property
+    def playbook_dir(self) -> Path:
+        """`playbooks/` beside the inventory folder."""
+        return self.inventory_dir.absolute().parent / "playbooks"
+
+    @property
+    def state_dir(self) -> Path:
+        """`.deploy/` beside the inventory folder."""
+        return self.inventory_dir.absolute().parent / ".deploy"
+
+    def host(self, name: str) -> Host:
+        """The host of this name. Raises UsageError with the nearest name."""
+        if name not in self.hosts:
+            raise UsageError(
+                f"no host `{name}` in the inventory{did_you_mean(name, self.hosts)}",
+                where=shown(self.inventory_dir),
+                fix=f"hosts: {listed(self.hosts)}",
+            )
+        return self.hosts[name]
+
+    def select(
+        self, words: Sequence[str], all_: bool = False, variant: str | None = None
+    ) -> list[Deployment]:
+        """The deployments that HOST and HOST/NAME words mean, each once, in the order named.
+
+        `variant` overrides the inventory's. Raises UsageError for a word or variant that means
+        nothing, DocumentError for a playbook or lock that is missing or wrong.
+        """
+        if all_ and words:
+            raise UsageError(
+                f"--all and {listed(words)} do not go together", fix="use one of the two"
+            )
+        if not all_ and not words:
+            raise UsageError(
+                "no target named", fix=f"name HOST or HOST/NAME, or --all; hosts: {self._listed()}"
+            )
+        chosen: dict[tuple[str, str], DeploymentEntry] = {}
+        for word in self.hosts if all_ else words:
+            chosen.update(self._meant(word, quiet=all_))
+        if not chosen:
+            raise UsageError(
+                "no host of the inventory has deployments",
+                where=shown(self.inventory_dir),
+                fix="add `deployments:` to a host; see `deploy help inventory`",
+            )
+        selected = [self._deployment(host, name, variant) for host, name in chosen]
+        for host in dict.fromkeys(host for host, _ in chosen):
+            crosscheck.check_ports(self.documents[host], host, self._ports(host))
+        return selected
+
+    def playbook(self, name: str, asked_by: Document, at: tuple[str | int, ...]) -> LoadedPlaybook:
+        """The playbook `name` with its lock; `asked_by`/`at` is the key that names it."""
+        if name not in self._playbooks:
+            path = self.playbook_dir / f"{name}.yaml"
+            if not path.exists():
+                known = [file.stem for file in sorted(self.playbook_dir.glob("*.yaml"))]
+                raise asked_by.error(
+                    at,
+                    f"playbook `{name}` does not exist: looked for "
+                    f"{shown(path)}{did_you_mean(name, known)}",
+                    fix=f"playbooks there: {listed(known)}",
+                )
+            document = load(path)
+            playbook = validate(document, Playbook)
+            crosscheck.check_playbook(document, playbook)
+            self._playbooks[name] = LoadedPlaybook(document, playbook, _lock(document, playbook))
+        return self._playbooks[name]
+
+    def _listed(self) -> str:
+        return listed(self.hosts)
+
+    def _meant(self, word: str, *, quiet: bool) -> dict[tuple[str, str], DeploymentEntry]:
+        """What one word means; `quiet`: a host without deployments is passed over."""
+        host_name, slash, name = word.partition("/")
+        host = self.host(host_name)
+        if not slash:
+            if not host.deployments and not quiet:
+                raise UsageError(
+                    f"host `{host_name}` has no deployments",
+                    where=self.documents[host_name].where(("hosts", host_name), key=True),
+                    fix="add `deployments:` to it; see `deploy help inventory`",
+                )
+            return {(host_name, label): entry for label, entry in host.deployments.items()}
+        if name not in host.deployments:
+            raise UsageError(
+                f"host `{host_name}` has no deployment `{name}`"
+                f"{did_you_mean(name, host.deployments)}",
+                where=self.documents[host_name].where(("hosts", host_name), key=True),
+                fix=f"deployments of {host_name}: {listed(host.deployments)}",
+            )
+        return {(host_name, name): host.deployments[name]}
+
+    def _deployment(self, host_name: str, name: str, variant: str | None) -> Deployment:
+        host, document = self.hosts[host_name], self.documents[host_name]
+        entry = host.deployments[name]
+        at = ("hosts", host_name, "deployments", name, "playbook")
+        loaded = self.playbook(entry.playbook, document, at)
+        deployment = Deployment(
+            host_name=host_name,
+            name=name,
+            host=host,
+            entry=entry,
+            playbook=loaded.playbook,
+            playbook_name=entry.playbook,
+            lock_text=loaded.lock_text,
+            variant=variant or entry.variant,
+        )
+        crosscheck.check_variant(deployment, document)
+        known = [rung.name for rung in loaded.playbook.variants]
+        if variant and variant not in known:
+            raise UsageError(
+                f"{deployment.id}: playbook {entry.playbook} has no variant "
+                f"`{variant}`{did_you_mean(variant, known)}",
+                where=shown(loaded.document.path),
+                fix=f"variants: {listed(known)}",
+            )
+        return deployment
+
+    def _ports(self, host_name: str) -> Iterable[tuple[str, int | None, int]]:
+        """Ports of the host's deployments, where they are known without reading more playbooks."""
+        for label, entry in self.hosts[host_name].deployments.items():
+            loaded = self._playbooks.get(entry.playbook)
+            port = entry.port or (loaded.playbook.serve.port if loaded else None)
+            if port is not None:
+                yield label, entry.container, port
+
+
+def _files(inventory_dir: Path) -> list[Path]:
+    """The inventory's files by name. Raises UsageError when there is nothing to read."""
+    make = "make one with `deploy init`, or name another with -i DIR (DEPLOY_INVENTORY)"
+    if not inventory_dir.exists():
+        raise UsageError("there is no such inventory folder", where=shown(inventory_dir), fix=make)
+    if not inventory_dir.is_dir():
+        raise UsageError(
+            "the inventory must be a folder, this is a file",
+            where=shown(inventory_dir),
+            fix=f"-i {shown(inventory_dir.parent)}",
+        )
+    try:
+        files = sorted(
+            path
+            for path in inventory_dir.iterdir()
+            if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")
+        )
+    except OSError as error:
+        raise UsageError(
+            f"the inventory folder cannot be read: {error.strerror}",
+            where=shown(inventory_dir),
+            fix="check its permissions",
+        ) from error
+    if not files:
+        raise UsageError(
+            "the inventory folder has no *.yaml file", where=shown(inventory_dir), fix=make
+        )
+    return files
+
+
+def _lock(document: Document, playbook: Playbook) -> str:
+    """The text of the engine lock that the playbook names."""
+    path = document.path.parent / Path(playbook.engine.lock).expanduser()
+    if not path.exists():
+        raise document.error(
+            ("engine", "lock"),
+            f"engine.lock: there is no file {shown(path)}",
+            fix="correct the name, or make one with `uv pip compile` (see the sample lock)",
+        )
+    text = read_text(path, MAX_LOCK_BYTES)
+    if not any(line.strip() and not line.strip().startswith("#") for line in text.splitlines()):
+        raise DocumentError(
+            "the lock names no package", where=shown(path), fix="make it with `uv pip compile`"
+        )
+    return text
+
+
+def _with_absolute_paths(host: Host, folder: Path) -> Host:
+    """`host` with its ssh files as absolute paths."""
+    containers = {
+        vmid: container.model_copy(update={"ssh": _absolute(container.ssh, folder)})
+        if container.ssh
+        else container
+        for vmid, container in host.containers.items()
+    }
+    return host.model_copy(update={"ssh": _absolute(host.ssh, folder), "containers": containers})
+
+
+def _absolute(ssh: Ssh, folder: Path) -> Ssh:
+    files = {"identity_file": ssh.identity_file, "known_hosts": ssh.known_hosts}
+    return ssh.model_copy(
+        update={
+            key: str(folder / _expanded(value)) for key, value in files.items() if value is not None
+        }
+    )
+
+
+def _expanded(path: str) -> Path:
+    """`path` with `~`; a user that is not known leaves it as it is."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)

@@ -1,0 +1,159 @@
+"""What one key says about another: GPUs and containers that exist, ports that do not clash.
+
+Pure: a parsed file and its model in, DocumentError out. A model alone cannot see these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from deployer.deployment import Deployment
+from deployer.document import At, Document
+from deployer.errors import DocumentError
+from deployer.inventory import Host
+from deployer.names import did_you_mean, listed
+from deployer.playbook import Playbook
+
+
+def check_host(document: Document, name: str, host: Host) -> None:
+    """The references within one host. Raises DocumentError for the first that is wrong."""
+    at: At = ("hosts", name)
+    if host.kind == "plain" and host.containers:
+        raise document.error(
+            (*at, "containers"),
+            f"hosts.{name} is a plain host and has no containers",
+            fix="remove `containers:`, or write `kind: proxmox`",
+            key=True,
+        )
+    addresses = [gpu.address for gpu in host.gpus]
+    for index, address in enumerate(addresses):
+        place = (*at, "gpus", index, "address")
+        if not address.endswith(".0"):
+            raise document.error(
+                place,
+                f"{document.name(place)}: expected function 0 of a GPU, found {address}",
+                fix=f"write {address[:-1]}0; its other functions are found on the host",
+            )
+        _refuse_twin(document, (*at, "gpus"), addresses, index, (*at, "gpus", index, "address"))
+    for vmid, container in host.containers.items():
+        _check_gpus(
+            document, (*at, "containers", vmid, "gpus"), container.gpus, addresses, f"host {name}"
+        )
+    for label, entry in host.deployments.items():
+        place = (*at, "deployments", label)
+        wanted = addresses
+        owner = f"host {name}"
+        if entry.container is not None:
+            container_entry = host.containers.get(entry.container)
+            if container_entry is None:
+                near = did_you_mean(str(entry.container), host.containers)
+                raise document.error(
+                    (*place, "container"),
+                    f"{document.name(place)} names container {entry.container}, which hosts.{name} "
+                    f"does not have{near}",
+                    fix=f"containers of {name}: {listed(host.containers)}",
+                )
+            if container_entry.gpus is not None:
+                wanted, owner = container_entry.gpus, f"container {entry.container}"
+        _check_gpus(document, (*place, "gpus"), entry.gpus, wanted, owner)
+    check_ports(
+        document,
+        name,
+        ((label, d.container, d.port) for label, d in host.deployments.items() if d.port),
+    )
+
+
+def check_ports(document: Document, host: str, used: Iterable[tuple[str, int | None, int]]) -> None:
+    """`used` is (deployment, container, port); two of one container on a port are an error."""
+    first: dict[tuple[int | None, int], str] = {}
+    for label, vmid, port in used:
+        other = first.setdefault((vmid, port), label)
+        if other != label:
+            at: At = ("hosts", host, "deployments", label)
+            place = f"container {vmid}" if vmid is not None else f"host {host}"
+            raise document.error(
+                (*at, "port"),
+                f"{document.name(at)} and {other} both listen on port {port} of {place}",
+                fix=f"give {label} a `port:` of its own",
+            )
+
+
+def check_playbook(document: Document, playbook: Playbook) -> None:
+    """The references within one playbook. Raises DocumentError."""
+    names = [variant.name for variant in playbook.variants]
+    for index in range(len(names)):
+        _refuse_twin(document, ("variants",), names, index, ("variants", index, "name"))
+    package = playbook.driver.package
+    at: At = ("driver", "package")
+    if package is not None and (package.url is None) == (package.file is None):
+        raise document.error(
+            at,
+            "driver.package: expected either `url` or `file`, found "
+            + ("neither" if package.url is None else "both"),
+            fix="keep one of the two",
+            key=True,
+        )
+    if package is None and playbook.driver.install != "never":
+        raise document.error(
+            ("driver", "install"),
+            f"driver.install is {playbook.driver.install}, but there is no driver.package",
+            fix="add `package:` with `url:` or `file:` and `sha256:`, or write `install: never`",
+        )
+    for flag in ("host", "port"):
+        if flag in playbook.serve.args:
+            raise document.error(
+                ("serve", "args", flag),
+                f"serve.args.{flag}: expected it as serve.{flag}, found it among the arguments",
+                fix=f"move it up: `serve:` / `{flag}:`",
+                key=True,
+            )
+
+
+def check_variant(deployment: Deployment, document: Document) -> None:
+    """The variant that the inventory names must be one of the playbook's."""
+    names = [variant.name for variant in deployment.playbook.variants]
+    variant = deployment.entry.variant
+    if variant is not None and variant not in names:
+        raise document.error(
+            ("hosts", deployment.host_name, "deployments", deployment.name, "variant"),
+            f"{deployment.id}: playbook {deployment.playbook_name} has no variant "
+            f"`{variant}`{did_you_mean(variant, names)}",
+            fix=f"variants of {deployment.playbook_name}: {listed(names)}",
+        )
+
+
+def _check_gpus(
+    document: Document, at: At, gpus: Sequence[str] | None, known: Sequence[str], owner: str
+) -> None:
+    """Each GPU is one of the owner's, and listed once; an empty list is a mistake."""
+    if gpus is None:
+        return
+    if not gpus:
+        raise document.error(
+            at,
+            f"{document.name(at)} is an empty list",
+            fix=f"name GPUs, or leave the key out for all of {owner}",
+        )
+    for index, address in enumerate(gpus):
+        if address not in known:
+            raise document.error(
+                (*at, index),
+                f"{document.name((*at, index))}: {owner} has no GPU {address}"
+                f"{did_you_mean(address, known)}",
+                fix=f"GPUs of {owner}: {listed(known)}",
+            )
+        _refuse_twin(document, at, gpus, index, (*at, index))
+
+
+def _refuse_twin(document: Document, at: At, values: Sequence[str], index: int, place: At) -> None:
+    if values[index] in values[:index]:
+        first = document.position((*at, values.index(values[index])))
+        raise _twin(document, place, values[index], first.line)
+
+
+def _twin(document: Document, place: At, value: str, line: int) -> DocumentError:
+    return document.error(
+        place,
+        f"{document.name(place)}: {value} is listed twice; it stands at line {line} already",
+        fix="remove one of the two",
+    )

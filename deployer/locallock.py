@@ -1,0 +1,128 @@
+"""The lock of a host on this machine: two runs of one user do not meet on one host.
+
+The kernel holds it and frees it when its owner dies, however it dies. The record beside it only
+tells who holds it; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+
+from filelock import FileLock, Timeout
+
+from deployer.errors import LockHeld, LockUnknown
+from deployer.names import shown
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds the lock. `since` in Unix seconds."""
+
+    pid: int
+    since: float
+    command: str
+    run_id: str
+    step: str = ""
+
+    def describe(self, now: float) -> str:
+        """`pid 4711 (deploy up kpro5), run 1a2b, at step shards, since 06:54:01 (12 min)`."""
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        minutes = max(0, int(now - self.since)) // 60
+        step = f", at step {self.step}" if self.step else ""
+        return f"pid {self.pid} ({self.command}), run {self.run_id}{step}, since {clock} " + (
+            f"({minutes} min)" if minutes else "(just now)"
+        )
+
+
+class LocalLock:
+    """`<dir>/locks/<host>.lock`; `dir` is the `.deploy` folder. A context manager."""
+
+    def __init__(self, dir: Path, host: str, *, command: str, run_id: str) -> None:
+        self.path = dir / "locks" / f"{host}.lock"
+        self.record = dir / "locks" / f"{host}.owner.json"
+        self._host = host
+        self._owner = Owner(os.getpid(), time.time(), command, run_id)
+        self._lock = FileLock(self.path, timeout=0, thread_local=False)
+
+    def acquire(self) -> None:
+        """Takes the lock without waiting. Raises LockHeld, or LockUnknown when it cannot ask."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            raise self._held() from None
+        except (OSError, NotImplementedError) as error:
+            raise LockUnknown(
+                f"the lock of {self._host} could not be asked for: {error}",
+                where=shown(self.path),
+                fix="the inventory must lie on a filesystem with locks that you may write to",
+            ) from error
+        self._owner = Owner(os.getpid(), time.time(), self._owner.command, self._owner.run_id)
+        self._write()
+
+    def set_step(self, step: str) -> None:
+        """Records the step that the run is at."""
+        owner = self._owner
+        self._owner = Owner(owner.pid, owner.since, owner.command, owner.run_id, step)
+        self._write()
+
+    def release(self) -> None:
+        """Gives the lock back; nothing happens when it is not held."""
+        if self._lock.is_locked:
+            self.record.unlink(missing_ok=True)
+            self._lock.release()
+
+    def _write(self) -> None:
+        temporary = self.record.with_name(f"{self.record.name}.{self._owner.pid}.new")
+        try:
+            temporary.write_text(json.dumps(asdict(self._owner)), encoding="utf-8")
+            temporary.replace(self.record)
+        except OSError as error:
+            self.release()
+            raise LockUnknown(
+                f"the owner of the lock of {self._host} cannot be recorded: {error}",
+                where=shown(self.record),
+                fix="free space or correct the permissions",
+            ) from error
+
+    def _held(self) -> LockHeld:
+        owner = read_owner(self.record)
+        who = owner.describe(time.time()) if owner else "a run that has not written its record yet"
+        return LockHeld(
+            f"{self._host} is in use by {who}",
+            where=shown(self.path),
+            fix="wait for it to end, or stop that run (Ctrl-C, or TERM to its pid): the lock goes "
+            "with the process",
+        )
+
+    def __enter__(self) -> LocalLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def read_owner(record: Path) -> Owner | None:
+    """The record of a lock's owner, None when there is none or it cannot be read."""
+    try:
+        data = json.loads(record.read_bytes())
+        return Owner(
+            int(data["pid"]),
+            float(data["since"]),
+            str(data["command"]),
+            str(data["run_id"]),
+            str(data["step"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

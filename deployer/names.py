@@ -1,0 +1,107 @@
+"""Names and patterns that a user types, their plain words, near misses, and the sample files.
+
+Standard library only, so that `deploy help` answers without loading anything heavy.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Literal
+
+HOST_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
+PCI_ADDRESS = r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$"
+ABSOLUTE_PATH = r"^/[^\x00-\x1f\x7f]*$"
+LINE = r"^[^\x00-\x1f\x7f]+$"
+"""Text of one line: no control characters, not empty."""
+ENV_VALUE = r"^[^\x00\n\r]*$"
+ADDRESS = r"^[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]*$"
+"""A host name, an IP address or a name of ~/.ssh/config; never an option of ssh."""
+GATEWAY = r"^[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]@,-]*$"
+USER = r"^[a-z_][a-z0-9_.-]*\$?$"
+PLAYBOOK_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+FLAG_NAME = r"^[a-z0-9][a-z0-9-]*$"
+VARIANT_NAME = r"^[a-z0-9][a-z0-9._-]*$"
+SHA256 = r"^[0-9a-f]{64}$"
+REPO = r"^[A-Za-z0-9][\w.-]*/[\w.-]+$"
+DRIVER_VERSION = r"^\d+(\.\d+)+$"
+ENGINE_VERSION = r"^\d+(\.\d+)*([a-z0-9.]+)?$"
+PYTHON_VERSION = r"^3\.\d+$"
+UV_VERSION = r"^[0-9.<>=!~, *]+$"
+
+PLAIN_WORDS: dict[str, str] = {
+    HOST_NAME: "a name of lower-case letters, digits and inner dashes (at most 63)",
+    PCI_ADDRESS: "a PCI address like 0000:21:00.0",
+    ABSOLUTE_PATH: "an absolute path like /srv/models, without control characters",
+    LINE: "one line of text without control characters",
+    ENV_VALUE: "text without line breaks",
+    ADDRESS: "a host name or an IP address",
+    GATEWAY: "a gateway like root@192.0.2.1:22",
+    USER: "a user name like root",
+    PLAYBOOK_NAME: "the name of a file of the playbook folder, without .yaml",
+    ENV_NAME: "the name of an environment variable like HF_TOKEN",
+    FLAG_NAME: "a flag name without leading dashes, like tp-size",
+    VARIANT_NAME: "a variant name of lower-case letters, digits, dots, dashes",
+    SHA256: "a sha256 of 64 lower-case hex digits",
+    REPO: "a Hub id like Qwen/Qwen3.6-27B",
+    DRIVER_VERSION: 'a driver version like "580.126.09"',
+    ENGINE_VERSION: 'a version like "0.5.11"',
+    PYTHON_VERSION: 'a Python version like "3.12"',
+    UV_VERSION: 'a version range like ">=0.5"',
+}
+"""What each pattern means to a reader; every pattern of the models stands here (tested)."""
+
+_TOPICS = {"inventory": "inventory", "playbook": "playbooks"}
+
+
+def did_you_mean(word: str, options: Iterable[object]) -> str:
+    """`; did you mean `gpus`?` for the nearest of `options`, or an empty string."""
+    near = difflib.get_close_matches(word, [str(option) for option in options], n=1, cutoff=0.6)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def listed(options: Iterable[object], limit: int = 12) -> str:
+    """`a, b, c`, cut after `limit` entries; `none` when there are none."""
+    words = [str(option) for option in options]
+    rest = len(words) - limit
+    return (", ".join(words[:limit]) or "none") + (f" and {rest} more" if rest > 0 else "")
+
+
+def shown(path: Path) -> str:
+    """`path` as a user would type it: relative when it lies below the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def help_text(topic: Literal["inventory", "playbook"]) -> str:
+    """The commented sample files of `topic`, each under a line with its name.
+
+    Raises KeyError for another topic, FileNotFoundError when the installation lacks its samples.
+    """
+    folder = _TOPICS[topic]
+    files = _samples(folder)
+    if not files:
+        raise FileNotFoundError(f"this installation has no sample files for {topic}")
+    return "\n".join(
+        f"# ---- {folder}/{file.name} ----\n{file.read_text(encoding='utf-8')}" for file in files
+    )
+
+
+def _samples(folder: str) -> list[Traversable]:
+    """The sample YAML files: inside the package of a wheel, beside it in a checkout."""
+    roots: tuple[Traversable, ...] = (
+        resources.files("deployer") / "samples",
+        Path(__file__).resolve().parent.parent,
+    )
+    for root in roots:
+        place = root / folder
+        if place.is_dir():
+            files = [file for file in place.iterdir() if file.name.endswith(".yaml")]
+            return sorted(files, key=lambda file: file.name)
+    return []

@@ -1,0 +1,179 @@
+"""The state file of a host, safe against a crash at any moment; and the journal of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from pydantic import ValidationError
+
+from deployer.errors import DeployError, StateUnreadable
+from deployer.events import Event
+from deployer.names import shown
+from deployer.state import SCHEMA, HostState
+
+MAX_BYTES = 64 * 1024 * 1024
+
+
+class StateFile:
+    """`<dir>/state/<host>.json`; `dir` is the `.deploy` folder. One writer: the lock's holder."""
+
+    def __init__(self, dir: Path, host: str) -> None:
+        self.path = dir / "state" / f"{host}.json"
+        self.previous = dir / "state" / f"{host}.json.prev"
+        self._host = host
+
+    def load(self) -> HostState:
+        """The recorded state, a fresh one when there is no file. Raises StateUnreadable."""
+        try:
+            with self.path.open("rb") as file:
+                raw = file.read(MAX_BYTES + 1)
+        except FileNotFoundError:
+            return HostState(host=self._host)
+        except OSError as error:
+            raise self._unreadable(error.strerror or str(error)) from error
+        if len(raw) > MAX_BYTES:
+            raise self._unreadable(f"it has more than {MAX_BYTES} bytes")
+        try:
+            data = json.loads(raw)
+        except (ValueError, RecursionError) as error:
+            raise self._unreadable(f"it is not JSON: {error}") from None
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if isinstance(version, int) and version > SCHEMA:
+            raise StateUnreadable(
+                f"the state file has schema {version}; this deployer reads up to {SCHEMA}",
+                where=shown(self.path),
+                fix="use the newer deployer that wrote it",
+            )
+        if version != SCHEMA:
+            raise self._unreadable(f"expected schema_version {SCHEMA}, found {version!r:.40}")
+        try:
+            state = HostState.model_validate(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise self._unreadable(f"{key}: {first['msg']}") from None
+        if state.host != self._host:
+            raise self._unreadable(f"it belongs to host {state.host!r:.80}")
+        return state
+
+    def save(self, state: HostState) -> None:
+        """Replaces the file; the version before it becomes `.prev`. Raises DeployError."""
+        raw = state.model_dump_json(indent=1).encode() + b"\n"
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+        try:
+            make_folder(self.path.parent)
+            write_synced(temporary, raw)
+            self._keep_previous()
+            temporary.replace(self.path)
+            sync_folder(self.path.parent)
+        except OSError as error:
+            raise DeployError(
+                f"the state file cannot be written: {error.strerror or error}",
+                where=shown(self.path),
+                fix="free space or correct the permissions, then run the same command again",
+            ) from error
+
+    def _keep_previous(self) -> None:
+        """A second name for the current version, so that the first can be replaced at once."""
+        link = self.previous.with_name(f"{self.previous.name}.{os.getpid()}.new")
+        link.unlink(missing_ok=True)
+        try:
+            link.hardlink_to(self.path)
+        except FileNotFoundError:
+            return
+        except OSError:  # a filesystem without hard links
+            write_synced(link, self.path.read_bytes())
+        link.replace(self.previous)
+        # When both names were links of one file already, rename leaves the source in place.
+        link.unlink(missing_ok=True)
+
+    def _unreadable(self, reason: str) -> StateUnreadable:
+        restore = (
+            f"`cp {shown(self.previous)} {shown(self.path)}` restores the previous version, or "
+            if self.previous.exists()
+            else ""
+        )
+        return StateUnreadable(
+            f"the state file cannot be used: {reason}",
+            where=shown(self.path),
+            fix=f"{restore}move it away and run `deploy doctor {self._host}`: the state is rebuilt "
+            "from the host",
+        )
+
+
+class RunJournal:
+    """Subscriber that writes each event as one JSON line; the file is complete to the last event.
+
+    The file is `<dir>/runs/<UTC time>-<host>.jsonl`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def __call__(self, event: Event) -> None:
+        """Appends `event`. Raises DeployError when the file cannot be written."""
+        try:
+            if self._file is None:
+                make_folder(self.path.parent)
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                self._file = os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
+            self._file.write(json.dumps(event.to_dict(), ensure_ascii=False, default=str) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise DeployError(
+                f"the run journal cannot be written: {error.strerror or error}",
+                where=shown(self.path),
+                fix="free space or correct the permissions",
+            ) from error
+
+    def close(self) -> None:
+        """Closes the file; a later event opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __enter__(self) -> RunJournal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def run_path(dir: Path, host: str, started: float) -> Path:
+    """`<dir>/runs/20261130T070000.123Z-kpro5.jsonl`; `started` in Unix seconds."""
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started))
+    return dir / "runs" / f"{stamp}.{int(started * 1000) % 1000:03d}Z-{host}.jsonl"
+
+
+def make_folder(folder: Path) -> None:
+    """Makes `folder`, readable by its owner only."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def write_synced(path: Path, raw: bytes) -> None:
+    """Writes a new file (mode 0600) and waits until it is on the disk."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until the names in `folder` are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
