@@ -61,19 +61,14 @@ class Catalog:
                         key=True,
                     )
                 crosscheck.check_host(document, name, host)
-                hosts[name] = _with_absolute_paths(host, inventory_dir.absolute())
+                hosts[name] = _with_absolute_paths(host, inventory_dir.resolve())
                 documents[name] = document
         return cls(inventory_dir, hosts, documents)
 
     @property
     def playbook_dir(self) -> Path:
         """`playbooks/` beside the inventory folder."""
-        return self.inventory_dir.absolute().parent / "playbooks"
-
-    @property
-    def state_dir(self) -> Path:
-        """`.deploy/` beside the inventory folder."""
-        return self.inventory_dir.absolute().parent / ".deploy"
+        return self.inventory_dir.resolve().parent / "playbooks"
 
     def host(self, name: str) -> Host:
         """The host of this name. Raises UsageError with the nearest name."""

@@ -65,7 +65,7 @@ class LocalLock:
         self._owner = Owner(os.getpid(), time.time(), self._owner.command, self._owner.run_id)
         self._write()
 
-    def set_step(self, step: str) -> None:
+    def enter(self, step: str) -> None:
         """Records the step that the run is at."""
         owner = self._owner
         self._owner = Owner(owner.pid, owner.since, owner.command, owner.run_id, step)

@@ -1,18 +1,14 @@
-"""The state file of a host, safe against a crash at any moment; and the journal of a run."""
+"""The state file of a host: a crash at any moment leaves one whole version of it."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
-from types import TracebackType
-from typing import IO
 
 from pydantic import ValidationError
 
 from deployer.errors import DeployError, StateUnreadable
-from deployer.events import Event
 from deployer.names import shown
 from deployer.state import SCHEMA, HostState
 
@@ -20,11 +16,11 @@ MAX_BYTES = 64 * 1024 * 1024
 
 
 class StateFile:
-    """`<dir>/state/<host>.json`; `dir` is the `.deploy` folder. One writer: the lock's holder."""
+    """`<dir>/<host>.json`; `dir` is `.deploy/state`. One writer at a time: the lock's holder."""
 
     def __init__(self, dir: Path, host: str) -> None:
-        self.path = dir / "state" / f"{host}.json"
-        self.previous = dir / "state" / f"{host}.json.prev"
+        self.path = dir / f"{host}.json"
+        self.previous = dir / f"{host}.json.prev"
         self._host = host
 
     def load(self) -> HostState:
@@ -104,56 +100,6 @@ class StateFile:
             fix=f"{restore}move it away and run `deploy doctor {self._host}`: the state is rebuilt "
             "from the host",
         )
-
-
-class RunJournal:
-    """Subscriber that writes each event as one JSON line; the file is complete to the last event.
-
-    The file is `<dir>/runs/<UTC time>-<host>.jsonl`.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file: IO[str] | None = None
-
-    def __call__(self, event: Event) -> None:
-        """Appends `event`. Raises DeployError when the file cannot be written."""
-        try:
-            if self._file is None:
-                make_folder(self.path.parent)
-                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-                self._file = os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace")
-            self._file.write(json.dumps(event.to_dict(), ensure_ascii=False, default=str) + "\n")
-            self._file.flush()
-        except OSError as error:
-            raise DeployError(
-                f"the run journal cannot be written: {error.strerror or error}",
-                where=shown(self.path),
-                fix="free space or correct the permissions",
-            ) from error
-
-    def close(self) -> None:
-        """Closes the file; a later event opens it again."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def __enter__(self) -> RunJournal:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def run_path(dir: Path, host: str, started: float) -> Path:
-    """`<dir>/runs/20261130T070000.123Z-kpro5.jsonl`; `started` in Unix seconds."""
-    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(started))
-    return dir / "runs" / f"{stamp}.{int(started * 1000) % 1000:03d}Z-{host}.jsonl"
 
 
 def make_folder(folder: Path) -> None:
