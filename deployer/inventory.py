@@ -61,6 +61,8 @@ class DeploymentEntry(Strict):
     gpus: list[PciAddress] | None = None
     port: Port | None = None
     """Overrides the playbook's serve.port."""
+    url: Line | None = None
+    """How clients reach the server, for messages; None: http://ADDRESS:PORT."""
 
 
 class Gpu(Strict):

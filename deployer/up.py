@@ -191,9 +191,10 @@ def endpoint(want: Deployment, own: DeploymentState, facts: Facts) -> dict[str, 
     address = want.host.ssh.address
     if want.container is not None and want.container.ssh is not None:
         address = want.container.ssh.address
+    base = f"http://{address}:{want.port}"
     known = next((launch for launch in own.launches if launch.id == own.known_good), None)
     return {
-        "endpoint": f"http://{address}:{want.port}/v1",
+        "endpoint": f"{(want.entry.url or base).rstrip('/')}/v1",
         "model": want.playbook.model.served_name,
         "launch": known.id if known else "",
         "variant": known.variant if known else "",

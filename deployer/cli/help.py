@@ -29,7 +29,7 @@ def command(ctx: click.Context, /, options: Options, topic: str | None) -> int:
     elif topic == "exit-codes":
         click.echo(EXIT_CODES, nl=False)
     else:
-        from deployer.samples_text import help_text
+        from deployer.names import help_text
 
         click.echo(help_text(topic), nl=False)
     return 0
