@@ -1,0 +1,245 @@
+"""What is seen of the server: our job, the owner of the port, the venv and the weights it needs."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+
+from deployer.deployment import Deployment
+from deployer.model import Probe, ProbeOutput
+from deployer.remote.jobs import ROOT, JobIdentity
+from deployer.shell import assignments
+from deployer.steps.server_wanted import LaunchNote, server_job_name
+
+SERVER_COMMAND = re.compile(r"sglang[./]launch_server|\bsglang serve\b")
+
+SCRIPT = r"""
+put() { printf '%s=%s\n' "$1" "$2"; }
+stat_of() {
+  st_line=
+  { IFS= read -r st_line <"/proc/$1/stat"; } 2>/dev/null
+  [ -n "$st_line" ] || return 1
+  set -- ${st_line##*) }
+  st_state=$1 st_ppid=$2 st_session=$4 st_start=${20}
+}
+boot=
+read -r boot </proc/sys/kernel/random/boot_id
+put now_boot "$boot"
+id=$(readlink "$root/$name/current" 2>/dev/null)
+id=${id##*/}
+session=
+if [ -n "$id" ] && [ -d "$root/$name/$id" ]; then
+  put job_id "$id"
+  put job_name "$name"
+  for file in pid start boot session exit fingerprint launch verdict; do
+    value=
+    [ ! -f "$root/$name/$id/$file" ] || IFS= read -r value <"$root/$name/$id/$file"
+    put "job_$file" "$value"
+    case $file in
+      session) session=$value ;;
+      start) start=$value ;;
+      boot) job_boot=$value ;;
+      pid) pid=$value ;;
+    esac
+  done
+  if [ "$job_boot" = "$boot" ]; then
+    if [ -n "$pid" ] && stat_of "$pid"; then put job_stat "$st_start $st_state"; fi
+    for folder in /proc/[0-9]*; do
+      if stat_of "${folder#/proc/}" && [ "$st_session" = "${session:-$pid}" ] \
+        && [ "$st_start" -ge "${start:-0}" ]; then
+        put member "${folder#/proc/} $st_start $st_state"
+      fi
+    done
+  fi
+fi
+hex=$(printf ':%04X' "$port")
+inodes=$(awk -v p="$hex" 'FNR > 1 && $4 == "0A" && substr($2, length($2) - 4) == p { print $10 }' \
+  /proc/net/tcp /proc/net/tcp6 2>/dev/null)
+for inode in $inodes; do put listen "$inode"; done
+if [ -n "$inodes" ]; then
+  pids=$(ls -l /proc/[0-9]*/fd 2>/dev/null | awk -v w="$inodes" '
+    BEGIN { n = split(w, a, "[ \n]+"); for (i = 1; i <= n; i++) want["socket:[" a[i] "]"] = 1 }
+    /^\/proc\/[0-9]+\/fd:$/ { split($0, p, "/"); pid = p[3]; next }
+    ($NF in want) && !(pid in seen) { seen[pid] = 1; print pid }')
+  for owner in $pids; do
+    stat_of "$owner" || continue
+    job=$(tr '\0' '\n' <"/proc/$owner/environ" 2>/dev/null | sed -n 's/^DEPLOYER_JOB=//p')
+    put owner "$owner $st_start $st_session $st_ppid $st_state ${job:--} $(tr '\0\n' '  ' \
+      <"/proc/$owner/cmdline" 2>/dev/null | cut -c1-1000)"
+  done
+fi
+[ ! -x "$venv/bin/python" ] || put venv yes
+for info in "$venv"/lib/python3*/site-packages/sglang-*.dist-info; do
+  [ ! -d "$info" ] || put engine "${info##*/}"
+done
+[ ! -f "$model/config.json" ] || put config "$(head -c 65536 "$model/config.json" | tr '\n\r' '  ')"
+value=
+{ read -r value </sys/module/nvidia/version; } 2>/dev/null && put driver "$value"
+:
+"""
+
+
+@dataclass(frozen=True)
+class ServerJob:
+    """Our newest server job. `alive`: boot id, pid and start time are those recorded."""
+
+    identity: JobIdentity
+    alive: bool
+    exit: str
+    fingerprint: str
+    launch: LaunchNote
+    verdict: str
+    members: tuple[int, ...]
+    """Running processes of its session."""
+    stuck: tuple[int, ...]
+    """Those in D state: only a reboot of the host ends them."""
+
+
+@dataclass(frozen=True)
+class PortOwner:
+    """A process that listens on the wanted port. `job` is the DEPLOYER_JOB of its environment."""
+
+    pid: int
+    start: int
+    session: int
+    ppid: int
+    job: str
+    command: str
+
+    @property
+    def is_server(self) -> bool:
+        """Does its command line look like a launch of SGLang?"""
+        return bool(SERVER_COMMAND.search(self.command))
+
+
+@dataclass(frozen=True)
+class ServerFact:
+    """The server as seen now. `asked` False: the probe did not come to its end (`problem`)."""
+
+    asked: bool = True
+    problem: str = ""
+    boot: str = ""
+    job: ServerJob | None = None
+    listening: bool = False
+    owners: tuple[PortOwner, ...] = ()
+    venv: bool = False
+    engine: str = ""
+    weights: bool = False
+    model_type: str | None = None
+    driver: str | None = None
+
+    @property
+    def strangers(self) -> tuple[PortOwner, ...]:
+        """Owners of the port that are not of our job's session."""
+        return tuple(owner for owner in self.owners if not self.is_ours(owner))
+
+    @property
+    def serving(self) -> bool:
+        """Is our job alive, and are all owners of the port its own?"""
+        return bool(self.job and self.job.alive and self.owners and not self.strangers)
+
+    def is_ours(self, owner: PortOwner) -> bool:
+        """Is it a process of our job's session?"""
+        return self.job is not None and owner.pid in self.job.members
+
+
+def server_script_text(want: Deployment) -> str:
+    """The probe's script with its values."""
+    values = {
+        "root": ROOT,
+        "name": server_job_name(want),
+        "port": str(want.port),
+        "venv": want.playbook.engine.venv,
+        "model": want.playbook.model.path,
+    }
+    return assignments(values) + SCRIPT
+
+
+def server_probe(want: Deployment) -> Probe:
+    """The probe; its fact is ServerFact."""
+    return Probe("server", want.guest, server_script_text(want), parse_server, timeout_s=15.0)
+
+
+def parse_server(output: ProbeOutput) -> ServerFact:
+    """The fact of the probe's output."""
+    if output.timed_out:
+        return ServerFact(asked=False, problem="the look at the server's processes timed out")
+    values: dict[str, str] = {}
+    lists: dict[str, list[str]] = {"member": [], "owner": [], "listen": [], "engine": []}
+    for line in output.text.split("\n"):
+        key, found, value = line.partition("=")
+        if not found:
+            continue
+        if key in lists:
+            lists[key].append(value)
+        else:
+            values[key] = value
+    if "now_boot" not in values:
+        told = output.error_text.strip().split("\n")[-1]
+        return ServerFact(asked=False, problem=f"the look at the server failed: {told}")
+    config = _config(values.get("config", ""))
+    return ServerFact(
+        boot=values["now_boot"],
+        job=_job(values, lists["member"]),
+        listening=bool(lists["listen"]),
+        owners=tuple(owner for line in lists["owner"] if (owner := _owner(line))),
+        venv=values.get("venv") == "yes",
+        engine=_engine(lists["engine"]),
+        weights="config" in values,
+        model_type=config,
+        driver=values.get("driver"),
+    )
+
+
+def _job(values: dict[str, str], members: list[str]) -> ServerJob | None:
+    if "job_id" not in values:
+        return None
+    pid, start = _number(values.get("job_pid", "")), _number(values.get("job_start", ""))
+    boot = values.get("job_boot", "")
+    session = _number(values.get("job_session", "")) or pid
+    seen = values.get("job_stat", "").split()
+    alive = (
+        boot == values["now_boot"]
+        and len(seen) == 2
+        and _number(seen[0]) == start
+        and seen[1] not in {"Z", "X"}
+    )
+    running = [line.split() for line in members]
+    return ServerJob(
+        JobIdentity(values.get("job_name", ""), values["job_id"], pid, start, boot, session),
+        alive,
+        values.get("job_exit", ""),
+        values.get("job_fingerprint", ""),
+        LaunchNote.parse(values.get("job_launch", "")),
+        values.get("job_verdict", ""),
+        tuple(_number(one[0]) for one in running if len(one) == 3 and one[2] not in {"Z", "X"}),
+        tuple(_number(one[0]) for one in running if len(one) == 3 and one[2] == "D"),
+    )
+
+
+def _owner(line: str) -> PortOwner | None:
+    fields = line.split(" ", 6)
+    if len(fields) < 6 or not fields[0].isdigit():
+        return None
+    pid, start, session, ppid = (_number(one) for one in fields[:4])
+    command = fields[6].strip() if len(fields) > 6 else ""
+    return PortOwner(pid, start, session, ppid, "" if fields[5] == "-" else fields[5], command)
+
+
+def _config(text: str) -> str | None:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return None
+    kind = data.get("model_type") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _engine(folders: list[str]) -> str:
+    match = re.fullmatch(r"sglang-(.+)\.dist-info", folders[0]) if folders else None
+    return match[1] if match else ""
+
+
+def _number(text: str) -> int:
+    return int(text) if text.strip().isdigit() else 0

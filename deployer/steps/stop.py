@@ -1,0 +1,275 @@
+"""The step `stop`: ends a server that is not the wanted one, and proves that it is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from deployer.deployment import Deployment
+from deployer.errors import StepFailed
+from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, Where
+from deployer.remote.jobs import JobIdentity
+from deployer.state import DeploymentState
+from deployer.steps.base import Step, StepContext
+from deployer.steps.server_agent import ask
+from deployer.steps.server_facts import (
+    PortOwner,
+    ServerFact,
+    ServerJob,
+    parse_server,
+    server_probe,
+    server_script_text,
+)
+from deployer.steps.server_wanted import is_wanted, server_job_name
+from deployer.steps.stop_gpu import GpuMemory, read_gpu_memory
+
+RELEASE_S = 60.0
+"""How long the port and the GPU memory may take to come back after the last process ended."""
+
+
+@dataclass(frozen=True)
+class StopOurs:
+    """Stop this job of ours."""
+
+    job: JobIdentity
+
+
+@dataclass(frozen=True)
+class StopAdopted:
+    """Stop this process that we did not start, known by boot id, pid and start time."""
+
+    owner: PortOwner
+    boot: str
+
+
+class StopStep(Step):
+    """Looks at our job and at the owners of the port."""
+
+    name: ClassVar[str] = "stop"
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.now = now
+        self.sleep = sleep
+
+    def probes(self, want: Deployment) -> list[Probe]:
+        """The one look at the server; launch and verify plan from its fact too."""
+        return [server_probe(want)]
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """Nothing, a stop of ours or of an adopted server, or a refusal that names the owner."""
+        fact = facts.get(ServerFact)
+        if fact is None:
+            return Plan.unknown("container", "unknown until the guest can be asked")
+        if not fact.asked:
+            return Plan.unknown("container", fact.problem)
+        job = fact.job
+        changes: list[Change] = []
+        fix = _others(want, fact)
+        if fix is not None:
+            return fix
+        if job is not None and job.stuck:
+            return _reboot(want, job)
+        if job is not None and (job.alive or job.members):
+            if job.alive and state.manifest is None:
+                return Plan.unknown("shards", "unknown until shards has pinned the weights")
+            wanted = job.alive and is_wanted(want, state.manifest, job.fingerprint, job.launch)
+            if wanted and not fact.strangers:
+                return Plan.nothing(_runs(want, job))
+            changes.append(_stop_ours(job, wanted))
+        changes += [_stop_adopted(owner, fact.boot) for owner in fact.strangers]
+        if not changes:
+            return Plan.nothing(f"no server runs and port {want.port} is free")
+        return Plan.change("; ".join(change.reason for change in changes), *changes)
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Stops what the plan names, then proves: no process, port free, GPU memory given back."""
+        want = context.want
+        for change in plan.changes:
+            data = change.action.data if isinstance(change.action, Procedure) else None
+            if isinstance(data, StopOurs):
+                self._ours(context, data.job)
+            elif isinstance(data, StopAdopted):
+                self._adopted(context, data)
+        self._port_is_free(context)
+        self._gpu_memory_is_back(context)
+        for launch in context.state.launches:
+            if launch.verdict in {"starting", "ready", "good"}:
+                launch.verdict = "stopped"
+        context.save()
+        context.note(f"stopped: no process left, port {want.port} free, GPU memory back")
+
+    def _ours(self, context: StepContext, job: JobIdentity) -> None:
+        want, rules = context.want, context.want.playbook.stop
+        proof = context.jobs(want.guest).stop(job, grace_s=rules.grace_s, kill_s=rules.kill_s)
+        if not proof.stopped:
+            raise _still_there(want, f"launch {job.id}", proof.survivors, proof.how)
+        context.note(f"launch {job.id}: {proof.how}")
+
+    def _adopted(self, context: StepContext, data: StopAdopted) -> None:
+        want, rules = context.want, context.want.playbook.stop
+        command = {
+            "do": "stop",
+            "pid": data.owner.pid,
+            "start": data.owner.start,
+            "boot": data.boot,
+            "grace_s": rules.grace_s,
+            "kill_s": rules.kill_s,
+        }
+        answer = ask(
+            context.on(want.guest),
+            want,
+            [command],
+            timeout_s=rules.grace_s + rules.kill_s + 30,
+        )[0]
+        if not answer.get("stopped"):
+            survivors = tuple(str(line) for line in answer.get("survivors", []))
+            raise _still_there(want, f"pid {data.owner.pid}", survivors, str(answer.get("error")))
+        context.note(f"adopted server, pid {data.owner.pid}: {answer['how']}")
+
+    def _port_is_free(self, context: StepContext) -> None:
+        want, ends = context.want, self.now() + RELEASE_S
+        script = server_script_text(want)
+        while True:
+            answer = context.on(want.guest).run(script, timeout_s=30)
+            fact = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
+            left = fact.job.members if fact.job else ()
+            if fact.asked and not fact.listening and not left:
+                return
+            if self.now() >= ends:
+                who = [f"pid {owner.pid}: {owner.command[:200]}" for owner in fact.owners]
+                raise _still_there(
+                    want, f"port {want.port}", (*who, *(f"pid {pid}" for pid in left)), "waited"
+                )
+            self.sleep(0.5)
+
+    def _gpu_memory_is_back(self, context: StepContext) -> None:
+        want, ends = context.want, self.now() + RELEASE_S
+        floor = want.playbook.stop.gpu_floor_mib
+        while True:
+            memory = read_gpu_memory(context.on(Where.HOST), want.gpus)
+            if not memory.known:
+                context.note(
+                    f"GPU memory could not be read on the host: {memory.problem}", "warning"
+                )
+                return
+            over = memory.over(floor)
+            if not over:
+                return
+            if self.now() >= ends:
+                break
+            context.progress("waiting for GPU memory", 0, 0, "", memory.told(over))
+            self.sleep(1.0)
+        if memory.holders:
+            context.note(
+                f"GPU memory is still used ({memory.told(over)}) by others, which are left alone: "
+                + "; ".join(memory.holders),
+                "warning",
+            )
+            return
+        raise _memory_lost(want, memory, over, floor)
+
+
+def _others(want: Deployment, fact: ServerFact) -> Plan | None:
+    """The refusal when the port belongs to somebody who may not be stopped."""
+    if fact.listening and not fact.owners:
+        return Plan.blocked(
+            f"port {want.port} is listened on by a process that cannot be seen from there",
+            "find it on the host (`ss -ltnp`), or give the deployment another port",
+        )
+    for owner in fact.strangers:
+        shown = f"pid {owner.pid} ({owner.command[:200] or 'no command line'})"
+        if owner.job and owner.job.split("/")[0] != server_job_name(want):
+            return Plan.blocked(
+                f"port {want.port} belongs to job {owner.job}: {shown}",
+                "give one of the two deployments another port, or `deploy down` the other",
+            )
+        if not owner.is_server:
+            return Plan.blocked(
+                f"port {want.port} is held by {shown}, which is no server of this tool",
+                f"stop it yourself (kill {owner.pid}), or set another serve.port",
+            )
+        if want.playbook.stop.old_server != "adopt" and not owner.job:
+            return Plan.blocked(
+                f"port {want.port} is held by {shown}, which this tool did not start",
+                f"stop it yourself (kill {owner.pid}), or allow it with stop.old_server: adopt",
+            )
+    return None
+
+
+def _runs(want: Deployment, job: ServerJob) -> str:
+    text = f"the wanted server runs; launch {job.identity.id}"
+    if job.launch.variant != want.variant_name:
+        text += (
+            f" of variant {job.launch.variant} ({want.variant_name} failed before it; "
+            "`deploy restart` tries it again)"
+        )
+    return text
+
+
+def _stop_ours(job: ServerJob, wanted: bool) -> Change:
+    ident = job.identity
+    if not job.alive:
+        reason = f"launch {ident.id} died and left processes: {', '.join(map(str, job.members))}"
+    elif wanted:
+        reason = f"launch {ident.id} lost its port to another process and will not get it back"
+    else:
+        reason = f"launch {ident.id} runs other arguments, weights or engine than wanted"
+    return Change(
+        f"stop launch {ident.id} (pid {ident.pid})",
+        reason,
+        Procedure(
+            Where.GUEST,
+            f"TERM to session {ident.session}, then KILL; proof: no process, port free, "
+            "GPU memory back on the host",
+            StopOurs(ident),
+        ),
+        "the launch step starts a server again",
+    )
+
+
+def _stop_adopted(owner: PortOwner, boot: str) -> Change:
+    return Change(
+        f"stop the server that holds the port (pid {owner.pid})",
+        f"pid {owner.pid} holds the port and may be adopted: {owner.command[:200]}",
+        Procedure(
+            Where.GUEST,
+            f"TERM to pid {owner.pid} (start {owner.start}), then KILL to it and its descendants",
+            StopAdopted(owner, boot),
+        ),
+        f"start it by hand: {owner.command[:500]}",
+    )
+
+
+def _reboot(want: Deployment, job: ServerJob) -> Plan:
+    pids = ", ".join(map(str, job.stuck))
+    return Plan.blocked(
+        f"launch {job.identity.id} left processes in D state: {pids}",
+        f"they end only with a reboot of {want.host_name}; no GPU may be used before",
+    )
+
+
+def _still_there(want: Deployment, what: str, survivors: tuple[str, ...], how: str) -> StepFailed:
+    stuck = "D state" in how or any("state D" in line for line in survivors)
+    return StepFailed(
+        f"{what} could not be stopped ({how})",
+        where=f"{want.id} stop",
+        fix=f"reboot {want.host_name}" if stuck else "look at the processes named above",
+        evidence=survivors,
+    )
+
+
+def _memory_lost(
+    want: Deployment, memory: GpuMemory, over: tuple[str, ...], floor: int
+) -> StepFailed:
+    return StepFailed(
+        f"GPU memory did not come back below {floor} MiB within {RELEASE_S:g} s",
+        where=f"{want.id} stop",
+        fix=f"no process holds it: raise stop.gpu_floor_mib, or reboot {want.host_name}",
+        evidence=(memory.told(over),),
+    )

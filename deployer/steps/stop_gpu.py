@@ -1,0 +1,73 @@
+"""GPU memory as the host sees it (a guest's nvidia-smi cannot see pids)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deployer.errors import DeadlineExceeded
+from deployer.remote.transport import Answer, Transport
+
+SCRIPT = """\
+limit=
+if command -v timeout >/dev/null 2>&1; then limit='timeout 15'; fi
+$limit nvidia-smi --query-gpu=pci.bus_id,memory.used --format=csv,noheader,nounits || exit
+echo --
+$limit nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name,used_memory \\
+  --format=csv,noheader,nounits
+"""
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Used MiB by PCI address, and who holds it. `known` False: it could not be read."""
+
+    known: bool
+    used: Mapping[str, int] = field(default_factory=dict)
+    holders: tuple[str, ...] = ()
+    problem: str = ""
+
+    def over(self, floor: int) -> tuple[str, ...]:
+        """Addresses of GPUs that use more than `floor` MiB."""
+        return tuple(address for address, mib in self.used.items() if mib > floor)
+
+    def told(self, addresses: Sequence[str]) -> str:
+        """`0000:21:00.0 45000 MiB, ...`."""
+        return ", ".join(f"{address} {self.used[address]} MiB" for address in addresses)
+
+
+def read_gpu_memory(host: Transport, addresses: Sequence[str]) -> GpuMemory:
+    """One look. Raises Unreachable when the host cannot be asked; a hung driver is `problem`."""
+    try:
+        return parse_gpu_memory(host.run(SCRIPT, timeout_s=45), addresses)
+    except DeadlineExceeded:
+        return GpuMemory(False, problem="nvidia-smi hangs: the driver is stuck")
+
+
+def parse_gpu_memory(answer: Answer, addresses: Sequence[str]) -> GpuMemory:
+    """Of these addresses only."""
+    if answer.exit == 124:
+        return GpuMemory(False, problem="nvidia-smi hangs: the driver is stuck")
+    gpus, found, apps = answer.text.partition("--\n")
+    if not found:
+        told = (answer.error_text or answer.text).strip().split("\n")[-1]
+        return GpuMemory(False, problem=told or f"nvidia-smi ended with {answer.exit}")
+    used: dict[str, int] = {}
+    for line in gpus.splitlines():
+        bus, _, mib = (part.strip() for part in line.partition(","))
+        address = pci_address(bus)
+        if address in addresses and mib.isdigit():
+            used[address] = int(mib)
+    holders = []
+    for line in apps.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) >= 4 and pci_address(parts[0]) in addresses:
+            holders.append(f"pid {parts[1]} ({parts[2]}) {parts[3]} MiB on {parts[0]}")
+    return GpuMemory(True, used, tuple(holders))
+
+
+def pci_address(bus_id: str) -> str:
+    """`00000000:21:00.0` -> `0000:21:00.0`, lower case."""
+    text = bus_id.lower()
+    domain, found, rest = text.partition(":")
+    return f"{domain[-4:]}:{rest}" if found else text
