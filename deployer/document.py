@@ -150,8 +150,8 @@ def parse(path: Path, text: str) -> Document:
     try:
         root = _Builder(path, text).root()
     except yaml.YAMLError as error:
-        raise _syntax_error(path, error) from None
-    except ValueError as error:
+        raise _syntax_error(path, text, error) from None
+    except (ValueError, OverflowError) as error:  # an escape beyond Unicode, an absurd %YAML
         raise DocumentError(
             f"not valid YAML: {error}", where=_place(path, Position(1, 1)), fix="correct the YAML"
         ) from None
@@ -355,16 +355,23 @@ def _expand(node: _Node, at: At, keys: dict[At, Position], values: dict[At, Posi
     return node.value
 
 
-def _syntax_error(path: Path, error: yaml.YAMLError) -> DocumentError:
+def _syntax_error(path: Path, text: str, error: yaml.YAMLError) -> DocumentError:
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     position = Position(mark.line + 1, mark.column + 1) if mark else Position(1, 1)
     problem = str(getattr(error, "problem", None) or error).splitlines()[0]
     context = getattr(error, "context", None)
     what = f"not valid YAML: {problem}" + (f" ({context})" if context else "")
     fix = "correct the YAML here or just above; quote text that holds `: ` or ` #`"
-    if "tab" in problem or "\\t" in problem:
+    if mark and _character(text, position) == "\t":
         what, fix = "not valid YAML: a tab in the indentation", "indent with spaces"
     return DocumentError(what, where=_place(path, position), fix=fix)
+
+
+def _character(text: str, position: Position) -> str:
+    """The character at `position`; empty beyond the end of the text."""
+    lines = text.split("\n")
+    line = lines[position.line - 1] if position.line <= len(lines) else ""
+    return line[position.column - 1 : position.column]
 
 
 def _mark(event: Any) -> Position:

@@ -56,13 +56,22 @@ _Problem = tuple[Position, str, str]
 
 
 def _problems(document: Document, model: type[BaseModel], error: ValidationError) -> list[_Problem]:
-    """One problem a place, in the order of the file."""
+    """One problem a place, in the file's order; missing keys last: a misspelling tells more."""
     places: dict[At, list[Any]] = {}
     for detail in error.errors(include_url=False, include_context=True):
         at = _at(document, detail["loc"], detail["type"])
         places.setdefault(at, []).append(detail)
-    problems = [_problem(document, model, at, details) for at, details in places.items()]
-    return sorted(problems, key=lambda problem: (problem[0].line, problem[0].column))
+    missing = [at for at, details in places.items() if details[0]["type"] == "missing"]
+    there = [at for at in places if at not in missing]
+    ordered = [
+        sorted((_problem(document, model, at, places[at]) for at in group), key=_in_file)
+        for group in (there, missing)
+    ]
+    return ordered[0] + ordered[1]
+
+
+def _in_file(problem: _Problem) -> tuple[int, int]:
+    return problem[0].line, problem[0].column
 
 
 def _at(document: Document, loc: tuple[int | str, ...], kind: str) -> At:
