@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from deployer.deployment import Deployment
 from deployer.model import Probe, ProbeOutput
 from deployer.remote.jobs import ROOT, JobIdentity
+from deployer.sglang.compat import Problem, check
 from deployer.shell import assignments
 from deployer.steps.server_wanted import LaunchNote, server_job_name
 
@@ -243,3 +244,10 @@ def _engine(folders: list[str]) -> str:
 
 def _number(text: str) -> int:
     return int(text) if text.strip().isdigit() else 0
+
+
+def problems_of(want: Deployment, fact: ServerFact, variant: str) -> list[Problem]:
+    """What is known to speak against this variant on this engine, model and driver."""
+    driver = fact.driver or want.playbook.driver.version
+    version = fact.engine or want.playbook.engine.version
+    return check(version, want.serve_args(variant), fact.model_type, driver)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from deployer.steps.server_facts import (
     ServerFact,
     ServerJob,
     parse_server,
+    problems_of,
     server_probe,
     server_script_text,
 )
@@ -81,11 +83,34 @@ class StopStep(Step):
             wanted = job.alive and is_wanted(want, state.manifest, job.fingerprint, job.launch)
             if wanted and not fact.strangers:
                 return Plan.nothing(_runs(want, job))
-            changes.append(_stop_ours(job, wanted))
-        changes += [_stop_adopted(owner, fact.boot) for owner in fact.strangers]
+            changes.append(_stop_ours(want, job, wanted))
+        changes += [_stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
         if not changes:
             return Plan.nothing(f"no server runs and port {want.port} is free")
+        problems = problems_of(want, fact, want.variant_name)
+        if problems:
+            # A server that runs is not stopped for one that is known not to start.
+            return Plan.blocked(
+                "; ".join(problem.reason for problem in problems),
+                "; ".join(dict.fromkeys(problem.change for problem in problems)),
+            )
         return Plan.change("; ".join(change.reason for change in changes), *changes)
+
+    def down_plan(self, want: Deployment, facts: Facts) -> Plan:
+        """For `down`: stops our own launch whatever it runs; a stranger is left alone."""
+        fact = facts.get(ServerFact)
+        if fact is None or not fact.asked:
+            return Plan.unknown("container", "unknown until the guest can be asked")
+        job = fact.job
+        if job is None or not (job.alive or job.members):
+            return Plan.nothing(f"no launch of {want.id} runs")
+        if job.stuck:
+            return _reboot(want, job)
+        change = _stop_ours(want, job, False)
+        return Plan.change(
+            f"launch {job.identity.id} runs",
+            dataclasses.replace(change, reason="asked for", undo="`deploy up` starts it again"),
+        )
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Stops what the plan names, then proves: no process, port free, GPU memory given back."""
@@ -212,7 +237,7 @@ def _runs(want: Deployment, job: ServerJob) -> str:
     return text
 
 
-def _stop_ours(job: ServerJob, wanted: bool) -> Change:
+def _stop_ours(want: Deployment, job: ServerJob, wanted: bool) -> Change:
     ident = job.identity
     if not job.alive:
         reason = f"launch {ident.id} died and left processes: {', '.join(map(str, job.members))}"
@@ -224,7 +249,7 @@ def _stop_ours(job: ServerJob, wanted: bool) -> Change:
         f"stop launch {ident.id} (pid {ident.pid})",
         reason,
         Procedure(
-            Where.GUEST,
+            want.guest,
             f"TERM to session {ident.session}, then KILL; proof: no process, port free, "
             "GPU memory back on the host",
             StopOurs(ident),
@@ -233,12 +258,12 @@ def _stop_ours(job: ServerJob, wanted: bool) -> Change:
     )
 
 
-def _stop_adopted(owner: PortOwner, boot: str) -> Change:
+def _stop_adopted(want: Deployment, owner: PortOwner, boot: str) -> Change:
     return Change(
         f"stop the server that holds the port (pid {owner.pid})",
         f"pid {owner.pid} holds the port and may be adopted: {owner.command[:200]}",
         Procedure(
-            Where.GUEST,
+            want.guest,
             f"TERM to pid {owner.pid} (start {owner.start}), then KILL to it and its descendants",
             StopAdopted(owner, boot),
         ),

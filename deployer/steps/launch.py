@@ -1,0 +1,325 @@
+"""The step `launch`: starts the wanted server as a job and follows it until it serves.
+
+A dead process ends the wait at once. The next rung of the ladder is tried only where the class of
+the failure allows it. When all fail, the last known-good launch is started again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from typing import ClassVar
+
+from deployer.deployment import Deployment
+from deployer.errors import StepFailed
+from deployer.model import Change, Facts, Plan, Probe, Procedure
+from deployer.remote.jobs import JobIdentity
+from deployer.sglang.argv import API_KEY_ENV, command, server_argv
+from deployer.sglang.compat import Problem
+from deployer.state import DeploymentState, Launch
+from deployer.steps.base import Step, StepContext
+from deployer.steps.launch_wait import LaunchFailed, LaunchWait
+from deployer.steps.server_facts import ServerFact, problems_of
+from deployer.steps.server_wanted import (
+    FINGERPRINT_FILE,
+    LAUNCH_FILE,
+    LaunchNote,
+    fingerprint,
+    is_wanted,
+    ladder,
+    server_job_name,
+    server_script,
+)
+
+KEPT_LAUNCHES = 50
+"""Launches that the state file remembers."""
+
+
+class LaunchStep(Step):
+    """Plans from the fact of the stop step's probe."""
+
+    name: ClassVar[str] = "launch"
+
+    def __init__(
+        self,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.now = now
+        self.sleep = sleep
+
+    def probes(self, want: Deployment) -> list[Probe]:
+        """None of its own: ServerFact comes from the stop step."""
+        return []
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """Nothing when the wanted server listens; else a start, or the wait for one that starts."""
+        fact = facts.get(ServerFact)
+        if fact is None or not fact.asked:
+            return Plan.unknown("container", "unknown until the guest can be asked")
+        try:
+            argv = server_argv(want)
+        except ValueError as error:
+            return Plan.blocked(str(error), "remove it from serve.args", exit_code=2)
+        problems = problems_of(want, fact, want.variant_name)
+        job = fact.job
+        wanted = (
+            job is not None
+            and job.alive
+            and state.manifest is not None
+            and is_wanted(want, state.manifest, job.fingerprint, job.launch)
+        )
+        if job is not None and wanted and fact.serving:
+            return Plan.nothing(
+                f"launch {job.identity.id} is alive and listens on port {want.port}"
+            )
+        if job is not None and wanted:
+            return Plan.change(
+                f"launch {job.identity.id} is still starting",
+                _attach(want, job.identity, job.launch.variant),
+            )
+        if problems:
+            return _refused(problems)
+        if not fact.venv:
+            return Plan.unknown("venv", "unknown until venv has built the engine")
+        if not fact.weights or state.manifest is None:
+            return Plan.unknown("shards", "unknown until shards has brought the weights")
+        if job is not None and job.alive:
+            return Plan.unknown("stop", "unknown until stop has ended the other launch")
+        if fact.listening:
+            return Plan.unknown("stop", f"unknown until port {want.port} is free")
+        return Plan.change(
+            "no server runs", _start(want, [*command(want, argv)], want.variant_name)
+        )
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Starts or joins a launch and follows it; falls down the ladder where that may help."""
+        fact = facts.need(ServerFact)
+        key = api_key(context)
+        failed: list[str] = []
+        attach = self._joinable(context, fact)
+        for variant in ladder(context.want):
+            if attach is not None and variant != attach[1]:
+                continue
+            if attach is not None:
+                job, launch = attach[0], _recorded(context, attach[0], attach[1])
+                failed = list(attach[2])
+                attach = None
+                context.job_started(job.name, job.pid, True)
+            else:
+                problems = problems_of(context.want, fact, variant)
+                if problems:
+                    context.note(f"variant {variant} is left out: {problems[0].reason}", "warning")
+                    failed.append(variant)
+                    continue
+                job, launch = self._start(context, variant, tuple(failed), key)
+            try:
+                self._follow(context, job, launch, key)
+                return
+            except LaunchFailed as error:
+                failed.append(variant)
+                self._give_up(context, job, launch, error)
+                if not error.failure.next_variant_allowed or variant == ladder(context.want)[-1]:
+                    known = self._restore(context, key)
+                    raise _as_step_failed(context.want, launch, error, known, key) from error
+                context.note(
+                    f"variant {variant} failed ({error.failure.cls}: "
+                    f"{_redacted(error.failure.cause_line, key)}); trying the next one",
+                    "warning",
+                )
+        raise StepFailed("no variant is left to launch", where=f"{context.want.id} launch", fix="")
+
+    def _joinable(
+        self, context: StepContext, fact: ServerFact
+    ) -> tuple[JobIdentity, str, tuple[str, ...]] | None:
+        job = fact.job
+        if job is None or not job.alive:
+            return None
+        if not is_wanted(context.want, context.state.manifest, job.fingerprint, job.launch):
+            return None
+        return job.identity, job.launch.variant, job.launch.fell_from
+
+    def _start(
+        self, context: StepContext, variant: str, failed: tuple[str, ...], key: str
+    ) -> tuple[JobIdentity, Launch]:
+        want = context.want
+        argv = command(want, server_argv(want, variant))
+        mark = fingerprint(want, context.state.manifest, variant)
+        return self._start_command(context, argv, mark, LaunchNote(variant, failed), key)
+
+    def _start_command(
+        self, context: StepContext, argv: list[str], mark: str, note: LaunchNote, key: str
+    ) -> tuple[JobIdentity, Launch]:
+        want = context.want
+        launch_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+        launch = Launch(
+            id=launch_id,
+            variant=note.variant,
+            started=time.time(),
+            fingerprint=mark,
+            argv=argv,
+        )
+        context.state.launches.append(launch)
+        del context.state.launches[:-KEPT_LAUNCHES]
+        context.save()
+        job = context.jobs(want.guest).start(
+            server_job_name(want),
+            launch_id,
+            server_script(want, argv),
+            files={
+                FINGERPRINT_FILE: f"{mark}\n".encode(),
+                LAUNCH_FILE: note.line().encode(),
+            },
+            secrets={API_KEY_ENV: key} if key else None,
+            log_max_bytes=want.playbook.serve.log_max_bytes,
+        )
+        if job.id != launch_id:
+            launch.verdict = f"failed: launch {job.id} was alive"
+            context.save()
+            raise StepFailed(
+                f"another launch, {job.id}, was started meanwhile",
+                where=f"{want.id} launch",
+                fix="run `deploy up` again",
+            )
+        _identify(launch, job)
+        context.save()
+        context.job_started(job.name, job.pid, False)
+        return job, launch
+
+    def _follow(self, context: StepContext, job: JobIdentity, launch: Launch, key: str) -> None:
+        wait = LaunchWait(context, job, key, self.now, self.sleep)
+        answer = wait.until_ready()
+        _identify(launch, job)
+        launch.verdict = "ready"
+        launch.figures.update(wait.log.figures)
+        context.save()
+        members = len(answer.get("members", []))
+        context.note(f"launch {launch.id} is ready: pid {job.pid}, {members} processes")
+
+    def _give_up(
+        self, context: StepContext, job: JobIdentity, launch: Launch, error: LaunchFailed
+    ) -> None:
+        """Nothing of a failed launch may stay behind: it would hold GPU memory."""
+        rules = context.want.playbook.stop
+        proof = context.jobs(context.want.guest).stop(job, grace_s=5.0, kill_s=rules.kill_s)
+        launch.verdict = f"failed: {error.failure.cls}"
+        context.save()
+        if not proof.stopped:
+            raise StepFailed(
+                f"launch {launch.id} failed ({error.failure.cls}) and could not be ended",
+                where=f"{context.want.id} launch",
+                fix=f"reboot {context.want.host_name} if these are in D state",
+                evidence=proof.survivors,
+            ) from error
+
+    def _restore(self, context: StepContext, key: str) -> str:
+        """Starts the last known-good launch again; says in words what came of it, '' if none."""
+        state = context.state
+        good = next((one for one in state.launches if one.id == state.known_good), None)
+        if good is None or not good.argv or good.verdict != "stopped":
+            return ""
+        if good.fingerprint == state.launches[-1].fingerprint:
+            return ""
+        note = LaunchNote(good.variant)
+        job, launch = self._start_command(context, good.argv, good.fingerprint, note, key)
+        try:
+            self._follow(context, job, launch, key)
+        except LaunchFailed as error:
+            self._give_up(context, job, launch, error)
+            return f"the last known-good launch {good.id} did not start again either"
+        text = (
+            f"the last known-good arguments (launch {good.id}) run again as launch {launch.id}; "
+            "its gates were not run again"
+        )
+        context.note(text, "warning")
+        return text
+
+
+def api_key(context: StepContext) -> str:
+    """The API key of the playbook's variable, '' when it names none.
+
+    Raises StepFailed when the variable is unset.
+    """
+    name = context.want.playbook.serve.api_key_env
+    if name is None:
+        return ""
+    key = context.environ.get(name, "")
+    if not key:
+        raise StepFailed(
+            f"the environment variable {name} (serve.api_key_env) is not set",
+            where=f"{context.want.id} {context.step}",
+            fix=f"export {name}=...",
+        )
+    return key
+
+
+def _attach(want: Deployment, job: JobIdentity, variant: str) -> Change:
+    return Change(
+        f"wait for launch {job.id} (variant {variant}, pid {job.pid})",
+        "it was started earlier and is not listening yet",
+        Procedure(want.guest, f"follow the log of job {job.name}/{job.id} until it serves"),
+        "`deploy down` stops it",
+    )
+
+
+def _start(want: Deployment, argv: list[str], variant: str) -> Change:
+    return Change(
+        f"launch {want.playbook.model.served_name} (variant {variant}) on port {want.port}",
+        "no server runs",
+        Procedure(want.guest, f"job {server_job_name(want)}:\n{server_script(want, argv).strip()}"),
+        "`deploy down` stops it",
+    )
+
+
+def _refused(problems: list[Problem]) -> Plan:
+    return Plan.blocked(
+        "; ".join(problem.reason for problem in problems),
+        "; ".join(dict.fromkeys(problem.change for problem in problems)),
+    )
+
+
+def _recorded(context: StepContext, job: JobIdentity, variant: str) -> Launch:
+    """The state's record of a launch that was found running; made when the state file lacks it."""
+    for launch in context.state.launches:
+        if launch.id == job.id:
+            return launch
+    launch = Launch(
+        id=job.id,
+        variant=variant,
+        started=time.time(),
+        fingerprint=fingerprint(context.want, context.state.manifest, variant),
+        argv=command(context.want, server_argv(context.want, variant)),
+    )
+    context.state.launches.append(launch)
+    return launch
+
+
+def _identify(launch: Launch, job: JobIdentity) -> None:
+    launch.pid, launch.start, launch.boot = job.pid, job.start, job.boot
+
+
+def _redacted(text: str, key: str) -> str:
+    return text.replace(key, "***") if key else text
+
+
+def _as_step_failed(
+    want: Deployment, launch: Launch, error: LaunchFailed, known: str, key: str
+) -> StepFailed:
+    failure = error.failure
+    code = error.exit_code
+    if code is None:
+        ended = "stopped by this tool"
+    else:
+        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+    cause = f": {failure.cause_line}" if failure.cause_line else ""
+    what = (
+        f"launch {launch.id} (variant {launch.variant}) failed, {failure.cls}{cause} "
+        f"[phase {error.phase}, {ended}]"
+    )
+    return StepFailed(
+        _redacted(f"{what}; {known}" if known else what, key),
+        where=f"{want.id} launch",
+        fix=failure.action,
+        evidence=tuple(_redacted(line, key) for line in error.evidence),
+    )

@@ -1,0 +1,191 @@
+"""Follows one launch until it serves, or until it is known that it will not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from deployer.errors import ConnectionLost, DeadlineExceeded
+from deployer.remote.jobs import JobIdentity, JobStatus
+from deployer.sglang.failures import Failure, classify, fatal_while_alive, telling_lines
+from deployer.sglang.log import LaunchLog
+from deployer.steps.base import StepContext
+from deployer.steps.server_agent import Record, ask
+
+LOST_S = 120.0
+"""How long the connection may be away before the run gives up; the job lives on."""
+ASK_EVERY_S = 3.0
+ASK_TIMEOUT_S = 40.0
+
+
+class LaunchFailed(Exception):
+    """This launch will not serve. `exit_code` None: its process still lived."""
+
+    def __init__(
+        self, failure: Failure, exit_code: int | None, phase: str, evidence: tuple[str, ...]
+    ) -> None:
+        super().__init__(failure.cause_line or failure.cls)
+        self.failure = failure
+        self.exit_code = exit_code
+        self.phase = phase
+        self.evidence = evidence
+
+
+@dataclass
+class LaunchWait:
+    """The wait for one launch. Reads only this launch's own log, from its first byte."""
+
+    context: StepContext
+    job: JobIdentity
+    api_key: str = ""
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    log: LaunchLog = field(default_factory=LaunchLog)
+
+    def until_ready(self) -> Record:
+        """The agent's answer that proves it: our pid, our port, our model, /health 200.
+
+        Raises LaunchFailed with a classified cause.
+        """
+        serve = self.context.want.playbook.serve
+        ends = self.now() + serve.ready_timeout_s
+        heard, asked = self.now(), -ASK_EVERY_S
+        inode = offset = 0
+        lost: float | None = None
+        while True:
+            try:
+                status = self.context.jobs(self.context.want.guest).poll(
+                    self.job, inode=inode, offset=offset
+                )
+                lost = None
+            except (ConnectionLost, DeadlineExceeded):
+                lost = self.now() if lost is None else lost
+                if self.now() - lost > LOST_S:
+                    raise
+                self.sleep(2.0)
+                continue
+            inode, offset = status.inode, status.offset
+            if status.log:
+                heard = self.now()
+                if self.log.feed(status.log):
+                    what, done, total, unit = self.log.progress()
+                    self.context.progress(what, done, total, unit, f"launch {self.job.id}")
+            if not status.alive:
+                raise self._dead(self._drain(status))
+            if fatal_while_alive(self.log.text()):
+                raise self._failed(classify(self.log.text(), None, self.log.phase), None)
+            answering = self.log.phase in {"warmup", "ready"} or self.now() - heard > 5
+            if answering and self.now() - asked >= ASK_EVERY_S:
+                asked = self.now()
+                answer = self._ask()
+                if is_ready(answer, self.context.want.playbook.model.served_name):
+                    return answer
+                self._refuse_stranger(answer)
+            if self.now() - heard > serve.silence_timeout_s:
+                raise self._failed(_silent(serve.silence_timeout_s, self.log), None)
+            if self.now() >= ends:
+                raise self._failed(_late(serve.ready_timeout_s, self.log), None)
+            self.sleep(1.0)
+
+    def _drain(self, status: JobStatus) -> JobStatus:
+        """Reads what the log still holds once the process has ended."""
+        ends = self.now() + 30
+        while self.now() < ends:
+            more = self.context.jobs(self.context.want.guest).poll(
+                self.job, inode=status.inode, offset=status.offset
+            )
+            status = more
+            if not more.log:
+                return status
+            self.log.feed(more.log)
+        return status
+
+    def _ask(self) -> Record:
+        command = {
+            "do": "ready",
+            "pid": self.job.pid,
+            "start": self.job.start,
+            "boot": self.job.boot,
+            "session": self.job.session,
+            "timeout_s": 25,
+        }
+        context = self.context
+        return ask(
+            context.on(context.want.guest),
+            context.want,
+            [command],
+            timeout_s=ASK_TIMEOUT_S + 30,
+            api_key=self.api_key,
+        )[0]
+
+    def _refuse_stranger(self, answer: Record) -> None:
+        """A port of somebody else never becomes ours: SGLang does not even exit (seen)."""
+        strangers = answer.get("owners") or []
+        if answer.get("listening") and not answer.get("owned") and answer.get("alive"):
+            ours = {member["pid"] for member in answer.get("members", [])}
+            named = [one for one in strangers if one["pid"] not in ours]
+            if named:
+                told = f"pid {named[0]['pid']}: {named[0]['title'][:200]}"
+                failure = Failure(
+                    "port-in-use",
+                    f"port {self.context.want.port} is held by {told}",
+                    "stop that process, or choose another serve.port",
+                    False,
+                )
+                raise self._failed(failure, None)
+        models = answer.get("models") or {}
+        served = self.context.want.playbook.model.served_name
+        if models.get("status") == 200 and served not in models.get("ids", []):
+            failure = Failure(
+                "wrong-model",
+                f"/v1/models says {models.get('ids')}, not {served}",
+                "see model.served_name in the playbook",
+                False,
+            )
+            raise self._failed(failure, None)
+        if models.get("status") == 401:
+            failure = Failure(
+                "unauthorized", "", "the API key sent is not the server's: `deploy restart`", False
+            )
+            raise self._failed(failure, None)
+
+    def _dead(self, status: JobStatus) -> LaunchFailed:
+        return self._failed(classify(self.log.text(), status.exit, self.log.phase), status.exit)
+
+    def _failed(self, failure: Failure, exit_code: int | None) -> LaunchFailed:
+        lines = telling_lines(self.log.text())
+        if failure.cause_line and failure.cause_line not in lines:
+            lines = (failure.cause_line, *lines)
+        return LaunchFailed(failure, exit_code, self.log.phase, lines)
+
+
+def is_ready(answer: Record, served_name: str) -> bool:
+    """Does the agent's answer to `ready` prove that our server serves our model?"""
+    models = answer.get("models") or {}
+    return bool(
+        answer.get("ok")
+        and answer.get("owned")
+        and served_name in models.get("ids", [])
+        and answer.get("health") == 200
+    )
+
+
+def _silent(seconds: float, log: LaunchLog) -> Failure:
+    return Failure(
+        "silent",
+        "",
+        f"no new log line for {seconds:g} s in phase `{log.phase}`: a hang; another variant may "
+        "pass (in `distributed` try serve.env NCCL_P2P_DISABLE: '1')",
+        log.phase not in {"starting", "args", "tokenizer", "distributed"},
+    )
+
+
+def _late(seconds: float, log: LaunchLog) -> Failure:
+    return Failure(
+        "not-ready-in-time",
+        "",
+        f"not ready after {seconds:g} s, phase `{log.phase}`: raise serve.ready_timeout_s if it "
+        "still makes progress",
+        False,
+    )
