@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from deployer.deployment import Deployment
-from deployer.document import At, Document
+from deployer.document import Document
 from deployer.errors import DocumentError
 from deployer.inventory import Host
 from deployer.names import did_you_mean, listed
 from deployer.playbook import Playbook
+from deployer.yamltree import At
 
 
 def check_host(document: Document, name: str, host: Host) -> None:

@@ -15,7 +15,8 @@ SCHEMA = 1
 class StateModel(BaseModel):
     """Unknown keys are errors: a newer file is not guessed at."""
 
-    model_config = ConfigDict(extra="forbid")
+    # A figure that is no number (0 tokens in 0 s) must not make the file unreadable.
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
 class Launch(StateModel):

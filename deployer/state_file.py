@@ -60,7 +60,7 @@ class StateFile:
     def save(self, state: HostState) -> None:
         """Replaces the file; the version before it becomes `.prev`. Raises DeployError."""
         raw = state.model_dump_json(indent=1).encode() + b"\n"
-        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.new")
+        temporary = self.path.with_name(f"{self.path.name}.new")
         try:
             make_folder(self.path.parent)
             write_synced(temporary, raw)
@@ -76,7 +76,7 @@ class StateFile:
 
     def _keep_previous(self) -> None:
         """A second name for the current version, so that the first can be replaced at once."""
-        link = self.previous.with_name(f"{self.previous.name}.{os.getpid()}.new")
+        link = self.previous.with_name(f"{self.previous.name}.new")
         link.unlink(missing_ok=True)
         try:
             link.hardlink_to(self.path)

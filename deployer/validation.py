@@ -7,9 +7,10 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from deployer.document import At, Document, Position, found
+from deployer.document import Document
 from deployer.errors import DocumentError
 from deployer.names import PCI_ADDRESS, PLAIN_WORDS, did_you_mean, listed
+from deployer.yamltree import At, Position, found, place
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -46,9 +47,9 @@ def validate(document: Document, model: type[M]) -> M:
     (position, what, fix), *others = problems
     raise DocumentError(
         what,
-        where=document.where().rsplit(":", 2)[0] + f":{position.line}:{position.column}",
+        where=place(document.path, position),
         fix=fix,
-        evidence=tuple(f"line {place.line}: {text}" for place, text, _ in others),
+        evidence=tuple(f"line {other.line}: {text}" for other, text, _ in others),
     )
 
 

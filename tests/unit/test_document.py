@@ -11,12 +11,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deployer import document, names
-from deployer.document import Document, load, parse, plain_value
+from deployer import names, yamltree
+from deployer.document import Document, load, parse
 from deployer.errors import DocumentError
 from deployer.inventory import InventoryFile
 from deployer.playbook import Playbook
 from deployer.validation import validate
+from deployer.yamltree import plain_value
 
 FILE = Path("/nowhere/inventory/x.yaml")
 
@@ -35,7 +36,7 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     fast = getattr(yaml, "CSafeLoader", None)
     if request.param == "fast" and fast is None:
         pytest.skip("PyYAML has no libyaml here")
-    monkeypatch.setattr(document, "PARSER", fast if request.param == "fast" else yaml.SafeLoader)
+    monkeypatch.setattr(yamltree, "PARSER", fast if request.param == "fast" else yaml.SafeLoader)
     return str(request.param)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -95,6 +96,15 @@ def test_unreadable_is_an_error_with_a_way_out(tmp_path: Path, raw: bytes, what:
     assert what in caught.value.what
     assert "deploy doctor" in caught.value.fix or "newer deployer" in caught.value.fix
     assert file.path.read_bytes() == raw
+
+
+def test_a_figure_that_is_no_number_is_read_back(tmp_path: Path) -> None:
+    file = StateFile(tmp_path, "kpro5")
+    launch = Launch(id="1", variant="a", started=1, figures={"tps": math.inf, "x": math.nan})
+    file.save(HostState(host="kpro5", deployments={"q": DeploymentState(launches=[launch])}))
+    figures = file.load().deployments["q"].launches[0].figures
+    assert figures["tps"] == math.inf
+    assert math.isnan(figures["x"])
 
 
 def test_a_folder_in_its_place(tmp_path: Path) -> None:
