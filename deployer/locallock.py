@@ -6,6 +6,7 @@ tells who holds it; it decides nothing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -63,10 +64,14 @@ class LocalLock:
                 fix="the inventory must lie on a filesystem with locks that you may write to",
             ) from error
         self._owner = Owner(os.getpid(), time.time(), self._owner.command, self._owner.run_id)
-        self._write()
+        try:
+            self._write()
+        except LockUnknown:
+            self.release()
+            raise
 
     def enter(self, step: str) -> None:
-        """Records the step that the run is at."""
+        """Records the step that the run is at. Raises LockUnknown; the lock stays held."""
         owner = self._owner
         self._owner = Owner(owner.pid, owner.since, owner.command, owner.run_id, step)
         self._write()
@@ -74,16 +79,17 @@ class LocalLock:
     def release(self) -> None:
         """Gives the lock back; nothing happens when it is not held."""
         if self._lock.is_locked:
-            self.record.unlink(missing_ok=True)
+            # A record that stays behind decides nothing; the lock must be given back in any case.
+            with contextlib.suppress(OSError):
+                self.record.unlink()
             self._lock.release()
 
     def _write(self) -> None:
-        temporary = self.record.with_name(f"{self.record.name}.{self._owner.pid}.new")
+        temporary = self.record.with_name(f"{self.record.name}.new")
         try:
             temporary.write_text(json.dumps(asdict(self._owner)), encoding="utf-8")
             temporary.replace(self.record)
         except OSError as error:
-            self.release()
             raise LockUnknown(
                 f"the owner of the lock of {self._host} cannot be recorded: {error}",
                 where=shown(self.record),

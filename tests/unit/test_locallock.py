@@ -74,6 +74,16 @@ def test_could_not_ask_is_not_held(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
 
 
+def test_a_record_that_cannot_be_written_frees_the_lock(tmp_path: Path) -> None:
+    refused = lock(tmp_path)
+    refused.record.mkdir(parents=True)
+    with pytest.raises(LockUnknown, match="cannot be recorded"):
+        refused.acquire()
+    refused.record.rmdir()
+    with lock(tmp_path):
+        pass
+
+
 def test_how_long_ago() -> None:
     owner = Owner(4711, 1000.0, "deploy up kpro5", "1a2b", "venv")
     assert owner.describe(1000.0 + 750).endswith("(12 min)")
