@@ -1,7 +1,7 @@
 """One run's connections to a host and its guests, the host lock, and the batched look.
 
-A no-op run costs one connection a target and two exec channels on the host (lock with look, then
-release) and one on the guest (look).
+A no-op run costs one connection and one exec channel a target. The host lock is taken only to act:
+in the same exec as the second look, so that what is acted upon was seen under the lock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """`deploy up`: the story of one host, from a look to a proven endpoint.
 
-Take the local lock, read the state, look at host and guest (taking the host lock in the same
-exec), decide, ask, then act step by step. Whatever happens, the locks are released and the event
-stream of the run stays in .deploy/runs/.
+Take the local lock, read the state, look at host and guest, decide. With nothing to do, that was
+all: no lock was taken and nothing written there. Else ask, take the host lock and look again in one
+exec, then act step by step. Whatever happens, the locks are released and the event stream of the
+run stays in .deploy/runs/.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from deployer.engine import Engine, Outcome, Selection
 from deployer.errors import DeployError, Interrupted
 from deployer.events import Bus, Event, Note, RunFinished, RunStarted
 from deployer.locallock import LocalLock
-from deployer.model import Facts
 from deployer.remote.hostlock import LockRecord
 from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile
+from deployer.steps.base import Step
 from deployer.steps.order import all_steps
 
 Confirm = Callable[[Deployment, Outcome], bool]
@@ -41,6 +42,9 @@ class UpOptions:
     dry_run: bool = False
     selection: Selection = field(default_factory=Selection)
     confirm: Confirm | None = None
+    steps: Callable[[], list[Step]] = all_steps
+    serves: bool = True
+    """Whether the run ends with a server: `down` does not."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -120,8 +124,6 @@ def _in_session(
     state_file = StateFile(options.deploy_dir / "state", host_name)
     state = state_file.load()
     session = HostSession(host_name, deployments[0].host, options.base)
-    if local is not None:
-        session.want_lock(LockRecord.mine(host_name, run_id, options.command))
     results: list[DeploymentResult] = []
 
     def on_step(step: str) -> None:
@@ -161,7 +163,7 @@ def _one(
     on_step: Callable[[str], None],
     result: DeploymentResult,
 ) -> None:
-    steps = all_steps()
+    steps = options.steps()
     own = state.deployments.setdefault(want.name, DeploymentState())
     engine = Engine(
         want,
@@ -179,14 +181,18 @@ def _one(
     result.outcome = outcome
     if options.dry_run:
         return
-    if outcome.pending and options.confirm is not None and not options.confirm(want, outcome):
-        result.declined = True
-        return
-    facts = engine.apply(outcome, facts, options.selection)
-    result.result = endpoint(want, own, facts)
+    if outcome.pending:
+        if options.confirm is not None and not options.confirm(want, outcome):
+            result.declined = True
+            return
+        session.want_lock(LockRecord.mine(want.host_name, run_id, options.command))
+        facts = engine.look("under the host lock")
+    engine.apply(outcome, facts, options.selection)
+    if options.serves:
+        result.result = endpoint(want, own)
 
 
-def endpoint(want: Deployment, own: DeploymentState, facts: Facts) -> dict[str, Any]:
+def endpoint(want: Deployment, own: DeploymentState) -> dict[str, Any]:
     """Where the model answers, and what was proven of it."""
     address = want.host.ssh.address
     if want.container is not None and want.container.ssh is not None:
@@ -210,4 +216,6 @@ def _summary(want: Deployment, result: DeploymentResult) -> str:
         changed = result.outcome.changed if result.outcome else []
         did = f"changed: {', '.join(changed)}" if changed else "nothing to do"
         return f"{want.id} serves {result.result['model']} at {result.result['endpoint']} ({did})"
-    return "planned; nothing was changed"
+    if result.outcome is not None and result.outcome.changed:
+        return f"changed: {', '.join(result.outcome.changed)}"
+    return "nothing was changed"

@@ -60,8 +60,12 @@ def print_results(results: Sequence[DeploymentResult], dry_run: bool) -> None:
             click.echo(f"{result.id}: declined; nothing was changed", err=True)
         elif dry_run and result.outcome is not None:
             click.echo(f"{result.id}: {_counts(result.outcome)}; nothing was changed", err=True)
-        else:
+        elif result.result:
             print_endpoint(result)
+        elif result.outcome is not None:
+            did = ", ".join(result.outcome.changed)
+            reasons = "; ".join(plan.reason for plan in result.outcome.plans.values())
+            click.echo(f"{result.id}: {did or 'nothing to do'}: {reasons}", err=True)
 
 
 def print_endpoint(result: DeploymentResult) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -17,7 +17,8 @@ from deployer.cli.report import error_dict, print_error
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
 from deployer.errors import UsageError
-from deployer.steps.order import NAMES
+from deployer.steps.base import Step
+from deployer.steps.order import NAMES, all_steps
 from deployer.up import DeploymentResult, UpOptions, up_host
 
 
@@ -58,6 +59,8 @@ def run_up(
     dry_run: bool,
     name: str,
     exit_on_changes: bool = False,
+    steps: Callable[[], list[Step]] = all_steps,
+    serves: bool = True,
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code."""
     bus, end = open_bus(options, show_plan=dry_run)
@@ -68,6 +71,8 @@ def run_up(
         dry_run=dry_run,
         selection=selection,
         confirm=_ask if asks and not dry_run else None,
+        steps=steps,
+        serves=serves,
     )
     try:
         done = run_hosts(by_host(deployments), lambda host, group: up_host(host, group, how, bus))

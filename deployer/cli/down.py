@@ -1,0 +1,35 @@
+"""`deploy down`: stop, and prove it."""
+
+from __future__ import annotations
+
+import click
+
+from deployer.catalog import Catalog
+from deployer.cli.options import Options, common, targets
+from deployer.cli.up import run_up
+from deployer.down import down_steps
+from deployer.engine import Selection
+from deployer.errors import UsageError
+
+
+@click.command("down")
+@targets
+@click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
+@common
+def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool) -> int:
+    """Stop the deployment's server, and prove that it is gone.
+
+    Only a launch of this tool is stopped; a server that somebody else started is left alone.
+    """
+    if options.as_json and not options.yes and not dry_run:
+        raise UsageError("--json never applies without --yes", fix="add --yes, or --dry-run")
+    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    return run_up(
+        options,
+        deployments,
+        Selection(),
+        dry_run=dry_run,
+        name="down",
+        steps=down_steps,
+        serves=False,
+    )
