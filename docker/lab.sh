@@ -116,7 +116,7 @@ put() {
 pip_setting() { python3 -m pip config get "global.$1" 2>/dev/null || true; }
 
 make_context() {
-    mkdir -p "$context/wheels"
+    mkdir -p "$context"
     # What this machine needs to reach registries, the guests need too.
     put "$context/ca.crt" <"${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}"
     { have apt-config && apt-config dump 2>/dev/null | grep -i '^Acquire::.*::Proxy ' || true; } |
@@ -143,7 +143,9 @@ make_context() {
     } | put "$context/environment"
     OUT=$context sh "$here/driver/make.sh" >/dev/null
     cp "$here/driver/nvidia-smi" "$context/nvidia-smi"
-    [ ! -e "$here/engine/build.sh" ] || OUT="$context/wheels" PYTHON=$(deployer_python) sh "$here/engine/build.sh" >"$build/wheels.log" 2>&1 ||
+    rm -rf "$context/wheels"
+    mkdir -p "$context/wheels"
+    sh "$here/engine/build.sh" "$context/wheels" >"$build/wheels.log" 2>&1 ||
         { tail -n 5 "$build/wheels.log" >&2; die "building the wheels failed"; }
 }
 
@@ -161,13 +163,6 @@ build_images() {
     build_image guest "$here" -f "$here/guest/Dockerfile"
     build_image host "$here" -f "$here/host/Dockerfile"
     build_image hub "$here/hub"
-}
-
-deployer_python() {
-    for python in "$build/venv/bin/python" "$root/.venv/bin/python"; do
-        if [ -x "$python" ]; then echo "$python"; return 0; fi
-    done
-    echo python3
 }
 
 make_deployer() {

@@ -5,6 +5,9 @@ import sys
 
 vmid, argv = sys.argv[1], sys.argv[2:]
 os.chdir("/")
+with open("/proc/self/environ", "rb") as file:
+    if b"LC_CTYPE=" not in file.read():
+        os.environ.pop("LC_CTYPE", None)  # Python's own, not the caller's
 try:
     os.execvp(argv[0], argv)
 except OSError as error:

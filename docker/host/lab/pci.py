@@ -113,6 +113,13 @@ class Bus:
         for name, text in files.items():
             with open(f"{folder}/{name}", "w") as file:
                 file.write(text + "\n")
+        config = bytearray(64)
+        config[0:2] = int(function.vendor, 16).to_bytes(2, "little")
+        config[2:4] = int(function.device, 16).to_bytes(2, "little")
+        config[8:12] = bytes([0xA1]) + int(function.kind, 16).to_bytes(3, "little")
+        config[14] = 1 if function.kind.startswith("0x0604") else 0
+        with open(f"{folder}/config", "wb") as file:
+            file.write(config)
         if function.kind.startswith("0x0604"):
             os.mkdir(f"{folder}/pci_bus")
         members = f"{IOMMU}/{function.group}/devices"
