@@ -1,0 +1,55 @@
+"""`deploy trust HOST`: record a host key after its fingerprint was compared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import click
+
+from deployer.catalog import Catalog
+from deployer.cli.options import Options, common
+from deployer.errors import UsageError
+from deployer.inventory import Ssh
+from deployer.remote.hostkeys import fetch, record
+
+
+@click.command("trust")
+@click.argument("words", nargs=-1, required=True, metavar="HOST...")
+@common
+def command(options: Options, words: tuple[str, ...]) -> int:
+    """Record a host's SSH key after you have compared its fingerprint.
+
+    Shows the key that the host (and each of its containers with an SSH of its own) offers now, and
+    asks. `--yes` records it unseen: only sensible where nobody can stand in between. A key that
+    *changed* is never replaced: remove the old line yourself, once you know why.
+    """
+    catalog = Catalog.load(options.inventory)
+    for word in words:
+        for name, ssh in _machines(catalog, word):
+            offered = fetch(ssh, options.inventory)
+            if offered.known:
+                click.echo(f"{name}: {offered.fingerprint} is already in {offered.path}", err=True)
+                continue
+            click.echo(f"{name}: {offered.key_type} {offered.fingerprint}", err=True)
+            if not options.yes:
+                if not sys.stdin.isatty():
+                    raise UsageError(
+                        "trust asks, and there is no terminal to ask on",
+                        where=name,
+                        fix="compare the fingerprint, then run it with --yes",
+                    )
+                if not click.confirm("Is this the fingerprint that the host shows?", err=True):
+                    click.echo(f"{name}: not recorded", err=True)
+                    continue
+            record(offered)
+            click.echo(f"{name}: recorded in {offered.path}", err=True)
+    return 0
+
+
+def _machines(catalog: Catalog, word: str) -> Iterator[tuple[str, Ssh]]:
+    host = catalog.host(word)
+    yield word, host.ssh
+    for vmid, container in host.containers.items():
+        if container.ssh is not None:
+            yield f"{word}/{vmid}", container.ssh

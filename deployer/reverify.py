@@ -1,0 +1,43 @@
+"""`deploy verify`: the gates of the launch that runs, passed before or not."""
+
+from __future__ import annotations
+
+from deployer.deployment import Deployment
+from deployer.model import Facts, Plan, Probe
+from deployer.state import DeploymentState
+from deployer.steps.base import Step, StepContext
+from deployer.steps.server_facts import server_probe
+from deployer.steps.verify import ServingFact, VerifyStep
+
+
+class Reverify(VerifyStep):
+    """The verify step that does not take an earlier verdict for an answer."""
+
+    ran = False
+
+    def probes(self, want: Deployment) -> list[Probe]:
+        """The look at the server, which `stop` brings in a whole run, and the quick proof."""
+        return [server_probe(want), *super().probes(want)]
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """The gates; after they ran, what their verdict is and whether the server still answers."""
+        if not self.ran:
+            return self.gates_plan(want, facts)
+        serving = facts.get(ServingFact)
+        if serving is None:
+            return Plan.blocked("the guest went silent after the gates", "`deploy status`", 3)
+        if serving.verdict != "good" or serving.problem:
+            return Plan.blocked(
+                f"launch {serving.launch}: {serving.problem or serving.verdict}", "`deploy logs`", 5
+            )
+        return Plan.nothing(f"launch {serving.launch} passed its gates")
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Runs the gates."""
+        super().apply(context, facts, plan)
+        self.ran = True
+
+
+def verify_steps() -> list[Step]:
+    """The steps of `deploy verify`."""
+    return [Reverify()]
