@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import StepFailed
+from deployer.errors import RemoteCommandFailed, StepFailed
 from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import API_KEY_ENV, command, server_argv
@@ -163,17 +163,22 @@ class LaunchStep(Step):
         context.state.launches.append(launch)
         del context.state.launches[:-KEPT_LAUNCHES]
         context.save()
-        job = context.jobs(want.guest).start(
-            server_job_name(want),
-            launch_id,
-            server_script(want, argv),
-            files={
-                FINGERPRINT_FILE: f"{mark}\n".encode(),
-                LAUNCH_FILE: note.line().encode(),
-            },
-            secrets={API_KEY_ENV: key} if key else None,
-            log_max_bytes=want.playbook.serve.log_max_bytes,
-        )
+        try:
+            job = context.jobs(want.guest).start(
+                server_job_name(want),
+                launch_id,
+                server_script(want, argv),
+                files={
+                    FINGERPRINT_FILE: f"{mark}\n".encode(),
+                    LAUNCH_FILE: note.line().encode(),
+                },
+                secrets={API_KEY_ENV: key} if key else None,
+                log_max_bytes=want.playbook.serve.log_max_bytes,
+            )
+        except RemoteCommandFailed:
+            launch.verdict = "failed: not started"
+            context.save()
+            raise
         if job.id != launch_id:
             launch.verdict = f"failed: launch {job.id} was alive"
             context.save()
@@ -194,6 +199,9 @@ class LaunchStep(Step):
         launch.verdict = "ready"
         launch.figures.update(wait.log.figures)
         context.save()
+        want = context.want
+        keep = want.playbook.serve.keep_launches
+        context.jobs(want.guest).prune(server_job_name(want), keep)
         members = len(answer.get("members", []))
         context.note(f"launch {launch.id} is ready: pid {job.pid}, {members} processes")
 

@@ -131,7 +131,9 @@ class StopStep(Step):
 
     def _ours(self, context: StepContext, job: JobIdentity) -> None:
         want, rules = context.want, context.want.playbook.stop
-        proof = context.jobs(want.guest).stop(job, grace_s=rules.grace_s, kill_s=rules.kill_s)
+        proof = context.jobs(want.guest).stop(
+            job, grace_s=rules.grace_s, kill_s=rules.kill_s, main_first=True
+        )
         if not proof.stopped:
             raise _still_there(want, f"launch {job.id}", proof.survivors, proof.how)
         context.note(f"launch {job.id}: {proof.how}")
