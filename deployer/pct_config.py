@@ -1,0 +1,246 @@
+"""Proxmox container configuration (/etc/pve/lxc/ID.conf) as `pct` itself reads it, and edits of it.
+
+The grammar is line by line: `key: value`, raw `lxc.key: value` or `lxc.key = value`, `#` lines are
+the description wherever they stand, `[pve:pending]` and `[snapshot]` sections run to the next
+header or to the end of the file. A line of no form is ignored by pct and dropped when it next
+writes. Byte order marks, indentation and a blank before the colon make a line one of those.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+MAX_DEVICES = 256
+LOCK_FOLDER = "/run/lock/lxc"
+
+_PENDING = re.compile(r"^\[pve:pending\]\s*$", re.ASCII | re.IGNORECASE)
+_SNAPSHOT = re.compile(r"^\[([a-z][a-z0-9_-]+)\]\s*$", re.ASCII | re.IGNORECASE)
+_BLANK = re.compile(r"^\s*$", re.ASCII)
+_RAW = re.compile(r"^(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*(.*?)\s*$", re.ASCII)
+_DESCRIPTION = re.compile(r"^description:\s*(.*\S)\s*$", re.ASCII)
+_SNAPSTATE = re.compile(r"snapstate:\s*(prepare|delete)\s*$", re.ASCII)
+_DELETE = re.compile(r"^delete:\s*(.*\S)\s*$", re.ASCII)
+_KEY = re.compile(r"^([a-z][a-z_]*\d*):\s*(.+?)\s*$", re.ASCII)
+_DEVICE_KEY = re.compile(r"^dev(0|[1-9]\d{0,2})$")
+
+_RAW_WORDS = """
+apparmor.profile apparmor.allow_incomplete apparmor.allow_nesting apparmor.raw selinux.context
+include arch uts.name signal.halt signal.reboot signal.stop init.cmd init.cwd init.uid init.gid
+pty.max console.logfile console.path tty.max devtty.dir hook.autodev autodev kmsg mount.fstab
+mount.entry mount.auto rootfs.mount cap.drop cap.keep seccomp.profile seccomp.notify.proxy
+seccomp.notify.cookie idmap hook.pre-start hook.pre-mount hook.mount hook.start hook.stop
+hook.post-stop hook.clone hook.destroy hook.version log.level log.file start.auto start.delay
+start.order group environment environment.runtime environment.hooks sysctl monitor.unshare
+"""
+_OLD_WORDS = """
+aa_profile aa_allow_incomplete console devttydir haltsignal rebootsignal stopsignal id_map init_cmd
+init_uid init_gid logfile loglevel mount pts rootfs.backend se_context seccomp syslog tty utsname
+"""  # Names of lxc 2: pct warns and keeps them.
+_RAW_KEYS = frozenset(f"lxc.{word}" for word in (_RAW_WORDS + _OLD_WORDS).split())
+_RAW_FAMILIES = (
+    "lxc.cgroup.",
+    "lxc.cgroup2.",
+    "lxc.prlimit.",
+    "lxc.net.",
+    "lxc.limit.",
+    "lxc.network.",
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of the file. `keys` by name (the last of equal keys counts), `raw` in file order."""
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    raw: tuple[tuple[str, str], ...] = ()
+    description: str = ""
+
+    def devices(self) -> dict[int, DeviceEntry]:
+        """The devN entries by N."""
+        found = {}
+        for key, value in self.keys.items():
+            match = _DEVICE_KEY.match(key)
+            if match and int(match.group(1)) < MAX_DEVICES:
+                found[int(match.group(1))] = parse_device(value)
+        return found
+
+
+@dataclass(frozen=True)
+class DeviceEntry:
+    """A devN value; `path` is '' when the entry names none (pct accepts that in the file)."""
+
+    path: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PctConfig:
+    """A whole file. `delete`: keys that go at the next start; `ignored`: lines of no form."""
+
+    current: Section
+    pending: Section
+    delete: tuple[str, ...]
+    snapshots: Mapping[str, Section]
+    ignored: tuple[str, ...]
+
+    @property
+    def lock(self) -> str:
+        """`backup`, `migrate`, ... while a task owns the container; '' when none does."""
+        return self.current.keys.get("lock", "")
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether something waits for the next start."""
+        return bool(self.pending.keys or self.delete)
+
+    @property
+    def unprivileged(self) -> bool:
+        """Without the key a container is privileged."""
+        return self.current.keys.get("unprivileged", "0") in ("1", "yes", "on", "true")
+
+    def after_restart(self) -> Section:
+        """The current part with everything that is pending."""
+        kept = {key: value for key, value in self.current.keys.items() if key not in self.delete}
+        description = self.pending.description or self.current.description
+        return Section({**kept, **self.pending.keys}, self.current.raw, description)
+
+
+class _Open:
+    """A section while it is read."""
+
+    def __init__(self) -> None:
+        self.keys: dict[str, str] = {}
+        self.raw: list[tuple[str, str]] = []
+        self.description = ""
+
+    def closed(self) -> Section:
+        return Section(dict(self.keys), tuple(self.raw), self.description)
+
+
+def parse_conf(text: str) -> PctConfig:
+    """Reads a conf file, or the output of `pct config` (which has the same form)."""
+    current, pending = _Open(), _Open()
+    snapshots: dict[str, _Open] = {}
+    delete: tuple[str, ...] = ()
+    ignored: list[str] = []
+    part = current
+    for line in text.split("\n"):
+        if _BLANK.match(line):
+            continue
+        if _PENDING.match(line):
+            part = pending = _Open()
+            delete = ()
+        elif header := _SNAPSHOT.match(line):
+            part = snapshots[header.group(1)] = _Open()
+        elif line.startswith("#"):
+            part.description += unquote(line[1:]) + "\n"
+        elif raw := _RAW.match(line):
+            if _is_raw_key(raw.group(1)):
+                part.raw.append((raw.group(1), raw.group(2)))
+            else:
+                ignored.append(line)
+        elif described := _DESCRIPTION.match(line):
+            part.description += unquote(described.group(1))
+        elif snapstate := _SNAPSTATE.search(line):
+            part.keys["snapstate"] = snapstate.group(1)
+        elif deleted := _DELETE.match(line):
+            if part is pending:
+                delete = tuple(re.split(r"[,;\s]+", deleted.group(1)))
+            else:
+                ignored.append(line)
+        elif pair := _KEY.match(line):
+            part.keys[pair.group(1)] = pair.group(2)
+        else:
+            ignored.append(line)
+    return PctConfig(
+        current.closed(),
+        pending.closed(),
+        delete,
+        {name: section.closed() for name, section in snapshots.items()},
+        tuple(ignored),
+    )
+
+
+def _is_raw_key(key: str) -> bool:
+    return key in _RAW_KEYS or key.startswith(_RAW_FAMILIES)
+
+
+def parse_device(value: str) -> DeviceEntry:
+    """A devN value: the path stands alone or as `path=`, in any place among the sub-keys."""
+    path, options = "", {}
+    for part in value.split(","):
+        key, equals, rest = part.partition("=")
+        if not equals:
+            path = part
+        elif key == "path":
+            path = rest
+        else:
+            options[key] = rest
+    return DeviceEntry(path, options)
+
+
+def mounted_devices(section: Section) -> tuple[str, ...]:
+    """Host paths below /dev that raw `lxc.mount.entry` lines bring into the container."""
+    paths = []
+    for key, value in section.raw:
+        fields = value.split()
+        if key == "lxc.mount.entry" and len(fields) >= 4 and fields[0].startswith("/dev/"):
+            paths.append(fields[0])
+    return tuple(paths)
+
+
+def free_indexes(config: PctConfig, count: int) -> tuple[int, ...]:
+    """The lowest devN indexes that neither the current nor the pending part uses.
+
+    Raises ValueError when fewer than `count` are left.
+    """
+    used = set(config.current.devices()) | set(config.pending.devices())
+    free = [index for index in range(MAX_DEVICES) if index not in used]
+    if len(free) < count:
+        raise ValueError(f"only {len(free)} of the {MAX_DEVICES} devN indexes are free")
+    return tuple(free[:count])
+
+
+@dataclass(frozen=True)
+class RawDevice:
+    """A device for versions of pct without devN."""
+
+    path: str
+    major: int
+    minor: int
+
+    def lines(self) -> tuple[str, str]:
+        """The allow line (privileged containers need it) and the mount.
+
+        Without `create=file` the container has no mount point and does not start. A node that is
+        missing on the host then leaves a regular file, so nodes are judged by type, not by name.
+        """
+        return (
+            f"lxc.cgroup2.devices.allow: c {self.major}:{self.minor} rwm",
+            f"lxc.mount.entry: {self.path} {self.path[1:]} none bind,optional,create=file",
+        )
+
+
+def with_devices(conf_text: str, devices: Iterable[RawDevice]) -> str:
+    """`conf_text` with raw lines for `devices` at the end of the current part.
+
+    Appending to the file would write into its last snapshot. Lines that the current part already
+    has are not added again. A stale allow line of the same node's old major is left: it allows
+    nothing that exists.
+    """
+    have = set(parse_conf(conf_text).current.raw)
+    wanted = [line for device in devices for line in device.lines()]
+    new = [line for line in wanted if tuple(line.split(": ", 1)) not in have]
+    lines = re.split(r"(?<=\n)", conf_text)
+    cut = next((at for at, line in enumerate(lines) if line.startswith("[")), len(lines))
+    head = "".join(lines[:cut])
+    body = head.rstrip("\n")
+    gap = head[len(body) :] if cut < len(lines) else "\n"
+    added = "".join(f"{line}\n" for line in dict.fromkeys(new))
+    if not added:
+        return conf_text
+    start = body + "\n" if body else ""
+    return start + added + (gap[1:] if gap.startswith("\n") else gap) + "".join(lines[cut:])
