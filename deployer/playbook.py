@@ -87,6 +87,7 @@ class Engine(Strict):
     venv: AbsolutePath
     """The stable path: a symlink that is switched atomically to the build."""
     index_url: Line | None = None
+    """`none`: no index at all, only `find_links`."""
     find_links: list[Line] = Field(default_factory=list)
     """Folders or URLs on the target with local wheels."""
     ca_bundle: AbsolutePath | None = None

@@ -1,0 +1,174 @@
+"""The job that builds an environment beside the old one, proves it and switches to it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from importlib import resources
+
+from deployer.deployment import Deployment
+from deployer.model import RunJob
+from deployer.shell import assignments, quote
+from deployer.steps.venv_facts import OWN_UV, normal
+
+NO_INDEX = "none"
+STALL_S = 900.0
+"""A big wheel may be compiled or unpacked for minutes without a byte of growth."""
+
+_SCRIPT = r"""
+set -u
+umask 022
+die() { printf 'error: %s\n' "$1"; exit "${2:-1}"; }
+
+grow() {
+  # Runs "$@"; says how many bytes it has brought, so that silence is told from work.
+  "$@" &
+  work=$!
+  while kill -0 "$work" 2>/dev/null; do
+    kb=$(du -skc "$BUILD" "$UV_CACHE_DIR" 2>/dev/null | tail -n 1 | cut -f 1)
+    printf '{"bytes": %s}\n' "$((${kb:-0} * 1024))" >progress.tmp && mv -f progress.tmp progress
+    sleep 1
+  done
+  wait "$work"
+}
+
+prove() {
+  "$BUILD/bin/python" -I venv_proof.py prove
+}
+
+if [ -z "$UV" ]; then
+  printf 'installing uv%s\n' "$UV_SPEC"
+  rm -rf "${OWN_UV%/bin/uv}"
+  mkdir -p "${OWN_UV%/*/bin/uv}" || die "cannot write ${OWN_UV%/*/bin/uv}"
+  python3 -m venv "${OWN_UV%/bin/uv}" || die "python3 -m venv failed"
+  "${OWN_UV%/uv}/python" -m pip install --quiet --disable-pip-version-check "$@" "uv$UV_SPEC" \
+    || die "uv$UV_SPEC could not be installed with pip"
+  UV=$OWN_UV
+fi
+"$UV" --version || die "$UV does not run"
+
+built=no
+if [ -e "$BUILD/complete" ]; then
+  printf 'found a complete build: %s\n' "$BUILD"
+  prove
+  case $? in
+    0) built=yes ;;
+    23) die "the build is complete, but no GPU runs its kernels" 23 ;;
+    *) printf 'it does not pass; building it again\n' ;;
+  esac
+fi
+if [ "$built" = no ]; then
+  rm -rf "$BUILD"
+  mkdir -p "${BUILD%/*}" || die "cannot write ${BUILD%/*}"
+  "$UV" venv --python "$PYTHON" --python-preference system "$BUILD" \
+    || die "no Python $PYTHON: neither on this machine nor from uv"
+  # shellcheck disable=SC2086
+  grow "$UV" pip install --python "$BUILD/bin/python" $FLAGS "$@" -r lock.txt \
+    || die "the lock could not be installed"
+  : >"$BUILD/complete"
+  prove || die "the new environment is not proven; the old one stays" $?
+fi
+"$BUILD/bin/python" -I venv_proof.py switch || die "the new environment could not be switched to"
+"""
+
+
+def lock_hash(lock_text: str) -> str:
+    """sha256 of the lock's text, hex."""
+    return hashlib.sha256(lock_text.encode()).hexdigest()
+
+
+def lock_pins(lock_text: str) -> dict[str, str]:
+    """Name -> version of the exact pins, names normalised. Lines with a marker are left out."""
+    pins = {}
+    for line in lock_text.replace("\\\n", " ").splitlines():
+        text = line.partition(" #")[0].strip()
+        match = re.fullmatch(
+            r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?\s*==\s*([^\s;,*]+)"
+            r"(?:\s+--hash=\S+)*",
+            text,
+        )
+        if match:
+            pins[normal(match[1])] = match[2]
+    return pins
+
+
+def has_hashes(lock_text: str) -> bool:
+    """True when the lock gives hashes: then every line must, and uv is told so."""
+    return "--hash=" in lock_text
+
+
+def sm(capabilities: Sequence[str]) -> str:
+    """`sm_86`, or `sm_86+sm_90` for a mixed box."""
+    return "+".join(f"sm_{c.replace('.', '')}" for c in sorted(set(capabilities)))
+
+
+def build_path(want: Deployment, capabilities: Sequence[str], linked: str) -> str:
+    """Where to build: named by lock, Python and GPU; never the folder that is in use now."""
+    engine = want.playbook.engine
+    arch = sm(capabilities).replace("_", "")
+    base = f"{engine.venv}.builds/{lock_hash(want.lock_text)[:12]}-{engine.python}-{arch}"
+    return f"{base}-b" if linked == base else base
+
+
+def build_job(
+    want: Deployment, capabilities: Sequence[str], gpus: int, linked: str, uv: str
+) -> RunJob:
+    """The job. `uv`: an installed one that is new enough, or '' to bring our own.
+
+    `index_url: none` means that only `find_links` are looked at: an index may hold another build
+    of the very version that a local wheel has, and uv prefers the closer platform tag.
+    """
+    engine = want.playbook.engine
+    build = build_path(want, capabilities, linked)
+    links = "".join(f" --find-links {quote(link)}" for link in engine.find_links)
+    flags = ["--require-hashes"] if has_hashes(want.lock_text) else []
+    if engine.index_url == NO_INDEX:
+        flags.append("--no-index")
+    values = {
+        "BUILD": build,
+        "PYTHON": engine.python,
+        "UV": uv,
+        "OWN_UV": OWN_UV,
+        "UV_SPEC": engine.uv_version,
+        "FLAGS": " ".join(flags),
+    }
+    exported = {
+        "UV_CACHE_DIR": "/opt/deployer/cache/uv",
+        "UV_PYTHON_INSTALL_DIR": "/opt/deployer/python",
+        "UV_NO_PROGRESS": "1",
+        # Not hard links: a file patched by hand in a build would come back from the cache.
+        "UV_LINK_MODE": "copy",
+        "UV_HTTP_TIMEOUT": "120",
+    }
+    if engine.index_url and engine.index_url != NO_INDEX:
+        # By environment: an url may carry a password, and argv is for everyone to read.
+        exported |= {"UV_DEFAULT_INDEX": engine.index_url, "PIP_INDEX_URL": engine.index_url}
+    if engine.ca_bundle:
+        exported |= {"SSL_CERT_FILE": engine.ca_bundle, "PIP_CERT": engine.ca_bundle}
+    settings = assignments(exported) + f"export {' '.join(exported)}\n"
+    proof = {
+        "engine": engine.name,
+        "version": engine.version,
+        "lock": lock_hash(want.lock_text),
+        "pins": lock_pins(want.lock_text),
+        "capabilities": sorted(set(capabilities)),
+        "gpus": gpus,
+        "build": build,
+        "link": engine.venv,
+    }
+    agent = resources.files("deployer.agents").joinpath("venv_proof.py").read_bytes()
+    return RunJob(
+        want.guest,
+        f"venv-{want.name}",
+        assignments(values) + f". ./settings.sh\nset --{links}\n" + _SCRIPT,
+        files={
+            "settings.sh": settings.encode(),
+            "lock.txt": want.lock_text.encode(),
+            "proof.json": json.dumps(proof, indent=1).encode(),
+            "venv_proof.py": agent,
+        },
+        timeout_s=engine.build_timeout_s,
+        stall_s=min(STALL_S, engine.build_timeout_s),
+    )
