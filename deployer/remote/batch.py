@@ -209,6 +209,8 @@ def parse_batch(probes: Sequence[Probe], answer_bytes: bytes, nonce: str) -> dic
     for probe in probes:
         try:
             fact = probe.parse(outputs[probe.name])
+        except errors.DeployError:
+            raise
         except Exception as error:
             shown = outputs[probe.name].text.splitlines()[:5]
             raise ProbeFailed(

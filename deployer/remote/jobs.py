@@ -3,17 +3,41 @@
 Below /var/lib/deployer/jobs/<name>/<id>/: `script`, `log`, `pid`, `start` (kernel start time in
 clock ticks, field 22 of /proc/PID/stat), `boot` (boot id), `session`, `exit` ("code N" or
 "signal N", written when it ends), `progress` (JSON line, written by the job itself), and the job's
-own files. `current` is a symlink in <name>/ to the newest <id>.
+own files. `current` is a symlink in <name>/ to the newest <id>. Rotated logs are `log.1` (newest)
+and up; offsets count every byte ever logged, so a reader survives rotation.
+
+The script runs in its folder with JOB (the folder) and DEPLOYER_JOB (<name>/<id>) in its
+environment.
+A status above 128 is read as a signal, as sh reports it.
 """
 
 from __future__ import annotations
 
+import io
+import re
+import tarfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from secrets import token_hex
 
-from deployer.remote.transport import Transport
+from deployer import errors
+from deployer.model import Probe, ProbeOutput, Where
+from deployer.remote import job_scripts
+from deployer.remote.transport import Answer, Transport
+from deployer.shell import assignments, quote
 
 ROOT = "/var/lib/deployer/jobs"
+KEEP_LOGS = 3
+ROTATE_EVERY_S = 10
+TAIL_BYTES = 4096
+LOST_S = 60.0
+"""How long `follow` keeps asking a target that does not answer."""
+
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_OWN_FILES = frozenset({"script", "wrapper", "enter", "secrets", "log", "pid", "start", "boot"}) | {
+    *("session", "leader", "exit", "progress", "cgroup")
+}
 
 
 @dataclass(frozen=True)
@@ -58,11 +82,22 @@ class StopProof:
 
 
 class Jobs:
-    """The job mechanism of one target."""
+    """The job mechanism of one target. `clock` and `sleep` are the controller's, in seconds."""
 
-    def __init__(self, transport: Transport, root: str = ROOT) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        root: str = ROOT,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        rotate_every_s: int = ROTATE_EVERY_S,
+    ) -> None:
         self.transport = transport
         self.root = root
+        self._clock = clock
+        self._sleep = sleep
+        self._rotate_every_s = rotate_every_s
 
     def start(
         self,
@@ -79,15 +114,44 @@ class Jobs:
         One of `name` that is alive is returned instead: a second is never started. `secrets` go by
         stdin into the environment of the script (a 0600 file removed once read).
         """
-        raise NotImplementedError
+        _check_words(name, job_id)
+        settings = (log_max_bytes, KEEP_LOGS, self._rotate_every_s)
+        answer = self.transport.run(
+            job_scripts.START,
+            args=(self.root, name, job_id, *map(str, settings)),
+            stdin=_tar(script, files or {}, secrets or {}),
+            timeout_s=60.0,
+        )
+        said, _, report = answer.stdout.partition(b"\n")
+        status = parse_status(name, report) if answer.exit == 0 else None
+        if said not in (b"started", b"attached") or status is None:
+            raise self._failed(f"job {name}/{job_id} could not be started", answer)
+        return status.identity
 
-    def find(self, name: str) -> JobStatus | None:
-        """The newest job of `name`, alive or not; None when there never was one."""
-        raise NotImplementedError
+    def find(self, name: str, *, tail_bytes: int = TAIL_BYTES) -> JobStatus | None:
+        """The newest job of `name`, alive or not; None when there never was one.
+
+        `log` holds the last `tail_bytes` of its log and `offset` the log's end.
+        """
+        _check_words(name)
+        answer = self.transport.run(job_scripts.FIND, args=(self.root, name, str(tail_bytes)))
+        if answer.exit != 0:
+            raise self._failed(f"job {name} could not be looked at", answer)
+        return parse_status(name, answer.stdout)
 
     def poll(self, job: JobIdentity, *, inode: int = 0, offset: int = 0) -> JobStatus:
         """One small exec: alive, exit, new log bytes, progress."""
-        raise NotImplementedError
+        answer = self.transport.run(
+            job_scripts.POLL,
+            args=(
+                *(self.root, job.name, job.id, str(job.pid), str(job.start), job.boot),
+                *(str(job.session), str(inode), str(offset), str(job_scripts.LOG_CHUNK)),
+            ),
+        )
+        status = parse_status(job.name, answer.stdout) if answer.exit == 0 else None
+        if status is None:
+            raise self._failed(f"job {job.name}/{job.id} could not be looked at", answer)
+        return status
 
     def follow(
         self,
@@ -97,10 +161,236 @@ class Jobs:
         stall_s: float,
         on_status: Callable[[JobStatus], None] | None = None,
         every_s: float = 1.0,
+        inode: int = 0,
+        offset: int = 0,
     ) -> JobStatus:
-        """Waits for the end. Raises DeadlineExceeded with the reason on timeout or stall."""
-        raise NotImplementedError
+        """Waits for the end. Raises DeadlineExceeded with the reason on timeout or stall.
 
-    def stop(self, job: JobIdentity, *, grace_s: float, kill_s: float = 15.0) -> StopProof:
-        """TERM to the group, deadline, KILL to the group and the rest of the session, proof."""
-        raise NotImplementedError
+        `on_status` sees every log byte from `offset` on, also those of an ended job. A connection
+        that is lost meanwhile is tried again for a minute; the job does not notice.
+        """
+        began = answered = moved = self._clock()
+        progress = ""
+        while True:
+            try:
+                status = self.poll(job, inode=inode, offset=offset)
+            except _FINAL:
+                raise
+            except errors.Unreachable:
+                now = self._clock()
+                if now - answered >= LOST_S or now - began >= timeout_s:
+                    raise
+                self._sleep(every_s)
+                continue
+            now = answered = self._clock()
+            inode, offset = status.inode, status.offset
+            if status.log or status.progress != progress:
+                moved, progress = now, status.progress
+            if on_status is not None:
+                on_status(status)
+            if not status.alive and not status.log:
+                return status
+            if status.alive and now - began >= timeout_s:
+                raise self._overdue(job, f"still runs after {timeout_s:g} s")
+            if status.alive and now - moved >= stall_s:
+                raise self._overdue(job, f"wrote no log or progress byte for {stall_s:g} s")
+            if status.alive and len(status.log) < job_scripts.LOG_CHUNK:
+                self._sleep(every_s)
+
+    def stop(
+        self, job: JobIdentity, *, grace_s: float, kill_s: float = 15.0, main_first: bool = False
+    ) -> StopProof:
+        """TERM to the group, deadline, KILL to the group and the rest of the session, proof.
+
+        Processes that left the session are found by DEPLOYER_JOB in their environment.
+        `main_first`: TERM goes to the script's own process only (a server that drains and stops its
+        children itself); the others get theirs once it is gone.
+        """
+        if not self._survey(job, "none"):
+            return StopProof(True, (), "already gone")
+        left = self._survey(job, "main" if main_first else "TERM")
+        deadline = self._clock() + grace_s
+        pause = 0.05
+        while left and self._clock() < deadline:
+            self._sleep(pause)
+            pause = min(pause * 2, 1.0)
+            left = self._survey(job, "none")
+            if main_first and left and not any(member.role == "main" for member in left):
+                main_first = False
+                left = self._survey(job, "TERM")
+        if not left:
+            return StopProof(True, (), "TERM")
+        deadline = self._clock() + kill_s
+        action = "KILL"
+        while left and self._clock() < deadline:
+            left = self._survey(job, action)
+            if left:
+                self._sleep(0.1)
+                left = self._survey(job, "none")
+                # The wrapper is spared once: it writes how the script ended.
+                action = "KILLALL" if all(one.role == "wrapper" for one in left) else "KILL"
+        if not left:
+            return StopProof(True, (), "KILL")
+        stuck = any(member.state == "D" for member in left)
+        return StopProof(
+            False, tuple(str(member) for member in left), "stuck in D state" if stuck else "KILL"
+        )
+
+    def prune(self, name: str, keep: int) -> tuple[str, ...]:
+        """Removes all but the newest `keep` folders of `name`; returns the removed ids.
+
+        The current job and any that is alive stay.
+        """
+        _check_words(name)
+        answer = self.transport.run(job_scripts.PRUNE, args=(self.root, name, str(keep)))
+        if answer.exit != 0:
+            raise self._failed(f"old jobs of {name} could not be removed", answer)
+        return tuple(answer.text.split())
+
+    def _survey(self, job: JobIdentity, action: str) -> tuple[_Member, ...]:
+        answer = self.transport.run(
+            job_scripts.SURVEY,
+            args=(
+                *(self.root, job.name, job.id, str(job.pid), str(job.start), job.boot),
+                *(str(job.session), action),
+            ),
+        )
+        if answer.exit != 0 or not answer.stdout.endswith(b"end\n"):
+            raise self._failed(f"what is left of job {job.name}/{job.id} is not known", answer)
+        return tuple(
+            _Member(int(parts[1]), parts[2], parts[3], parts[4] if len(parts) > 4 else "?")
+            for parts in (line.split(" ", 4) for line in answer.text.splitlines())
+            if parts[0] == "member"
+        )
+
+    def _failed(self, what: str, answer: Answer) -> errors.RemoteCommandFailed:
+        lines = tuple(answer.error_text.splitlines()[-20:]) or (f"exit {answer.exit}",)
+        return errors.RemoteCommandFailed(what, where=self.transport.name, evidence=lines)
+
+    def _overdue(self, job: JobIdentity, why: str) -> errors.DeadlineExceeded:
+        return errors.DeadlineExceeded(
+            f"job {job.name}/{job.id} (pid {job.pid}) {why}", where=self.transport.name
+        )
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A process of a job. `role`: main|wrapper|session|marked."""
+
+    pid: int
+    state: str
+    role: str
+    comm: str
+
+    def __str__(self) -> str:
+        return f"pid {self.pid} {self.comm} ({self.role}, state {self.state})"
+
+
+_FINAL = (errors.AuthenticationRefused, errors.HostKeyUnknown, errors.HostKeyChanged)
+
+
+def status_script(name: str, root: str = ROOT, tail_bytes: int = TAIL_BYTES) -> str:
+    """Read-only sh text that tells of the newest job of `name`; for `parse_status`."""
+    _check_words(name)
+    return f"set -- {quote(root)} {quote(name)} {tail_bytes}\n{job_scripts.FIND}"
+
+
+def parse_status(name: str, raw: bytes) -> JobStatus | None:
+    """The answer of `status_script`: None when there never was a job of `name`.
+
+    Raises RemoteCommandFailed when the answer is not one.
+    """
+    if raw == b"none\n":
+        return None
+    header, found, log = raw.partition(b"\n\n")
+    pairs = (line.partition(" ") for line in header.decode("utf-8", "replace").split("\n"))
+    values = {key: value for key, _, value in pairs}
+    try:
+        if not found:
+            raise ValueError("it has no end")
+        identity = JobIdentity(
+            name,
+            values["id"],
+            int(values["pid"]),
+            int(values["start"]),
+            values["boot"],
+            int(values["session"]),
+        )
+        ended = _parse_exit(values["exit"])
+        return JobStatus(
+            identity,
+            values["alive"] == "yes" and ended is None,
+            ended,
+            log,
+            int(values["inode"]),
+            int(values["from"]) + len(log),
+            values["progress"],
+        )
+    except (KeyError, ValueError) as error:
+        raise errors.RemoteCommandFailed(
+            f"the record of job {name} is damaged: {error}",
+            fix=f"look at {ROOT}/{name} on the target",
+            evidence=tuple(header.decode("utf-8", "replace").splitlines()[:12]),
+        ) from error
+
+
+def _parse_exit(text: str) -> int | None:
+    if not text:
+        return None
+    kind, _, number = text.partition(" ")
+    if kind not in ("code", "signal"):
+        raise ValueError(f"not an exit: {text!r}")
+    return int(number) if kind == "code" else -int(number)
+
+
+def job_probe(
+    name: str, where: Where, fact_type: Callable[[JobStatus | None], object], root: str = ROOT
+) -> Probe:
+    """A probe whose fact is `fact_type(JobStatus | None)`: the newest job of `name`.
+
+    Its `log` is the end of the job's log. An unreadable answer raises and is never "no job".
+    """
+
+    def parse(output: ProbeOutput) -> object:
+        if output.timed_out or output.exit != 0:
+            raise errors.RemoteCommandFailed(
+                f"job {name} could not be looked at"
+                + (" in time" if output.timed_out else f" (exit {output.exit})"),
+                evidence=tuple(output.error_text.splitlines()[-5:]),
+            )
+        return fact_type(parse_status(name, output.stdout))
+
+    return Probe(f"job {name}", where, status_script(name, root), parse)
+
+
+def new_job_id() -> str:
+    """A fresh id that sorts by time: `20261130-065420-3fa9`."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{token_hex(2)}"
+
+
+def _check_words(*names: str) -> None:
+    for name in names:
+        if not _WORD.fullmatch(name):
+            raise ValueError(f"not a job name or id: {name!r}")
+
+
+def _tar(script: str, files: Mapping[str, bytes], secrets: Mapping[str, str]) -> bytes:
+    """The files of a job's folder as they go over stdin."""
+    taken = [name for name in files if name in _OWN_FILES or not _WORD.fullmatch(name)]
+    if taken:
+        raise ValueError(f"not a name for a file of a job: {taken}")
+    members: list[tuple[str, bytes, int]] = [
+        ("wrapper", job_scripts.WRAPPER.encode(), 0o644),
+        ("enter", job_scripts.ENTER.encode(), 0o644),
+        ("script", script.encode("utf-8", "surrogateescape"), 0o644),
+        *((name, content, 0o644) for name, content in files.items()),
+    ]
+    if secrets:
+        members.append(("secrets", assignments(secrets).encode(), 0o600))
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, content, mode in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.mtime = len(content), mode, int(time.time())
+            archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
