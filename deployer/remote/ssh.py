@@ -1,0 +1,283 @@
+"""Runs scripts over SSH: one session a command, both streams read together, every wait bounded."""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from deployer import errors
+from deployer.remote import framing
+from deployer.remote.socket import import_paramiko
+from deployer.remote.sshconfig import Endpoint
+from deployer.remote.sshlogin import WINDOW_BYTES, login
+from deployer.remote.transport import Answer
+
+if TYPE_CHECKING:
+    import paramiko
+
+SESSION_RETRY_S = 0.05
+"""sshd counts a session until it has reaped it (MaxSessions): pause before another try."""
+
+SESSION_DEADLINE_S = 10.0
+"""How long a refused session is tried again."""
+
+_CHUNK = 256 * 1024
+_CONNECT_FAILED = 2
+
+
+class SshTransport:
+    """A target reached by SSH. Connects at the first `run`, and again after a lost connection.
+
+    One thread uses it; `close` may come from any other.
+    """
+
+    def __init__(self, name: str, resolve: Callable[[], Endpoint]) -> None:
+        self._name = name
+        self._resolve = resolve
+        self._lock = threading.Lock()
+        self._transport: paramiko.Transport | None = None
+        self._gateway: SshTransport | None = None
+
+    @property
+    def name(self) -> str:
+        """The inventory name."""
+        return self._name
+
+    def run(
+        self,
+        script: str,
+        *,
+        args: Sequence[str] = (),
+        stdin: bytes = b"",
+        timeout_s: float = 30.0,
+        on_stdout: Callable[[bytes], None] | None = None,
+    ) -> Answer:
+        """See Transport.run. After DeadlineExceeded the connection is a new one."""
+        framed = framing.frame(script, args, stdin)
+        transport = self._connected()
+        exchange = _Exchange(self._name, transport, framed, timeout_s, on_stdout)
+        try:
+            return exchange.run()
+        except errors.Unreachable:
+            # Frozen or dead: nothing may be left waiting on this connection.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends the connection; a `run` in another thread raises ConnectionLost."""
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            gateway.close()
+
+    def connect(self) -> None:
+        """Connects now instead of at the first `run`."""
+        self._connected()
+
+    def tunnel(self, address: str, port: int, timeout_s: float) -> paramiko.Channel:
+        """A direct-tcpip channel from this machine to `address`:`port`, for ProxyJump."""
+        transport = self._connected()
+        import_paramiko()
+        import paramiko
+
+        place = f"{address}:{port}"
+        try:
+            with _bounded(transport, timeout_s):
+                return transport.open_channel(
+                    "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout_s
+                )
+        except paramiko.ChannelException as error:
+            forbidden = error.code == 1
+            raise errors.Unreachable(
+                f"the gateway {'does not allow' if forbidden else 'cannot open'} "
+                f"a connection to {place}: {error.text}",
+                where=self._name,
+                fix="set AllowTcpForwarding on the gateway"
+                if forbidden
+                else "is the target up, and is address and port right as seen from the gateway?",
+            ) from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self.close()
+            raise errors.Unreachable(
+                f"the gateway gave no connection to {place} within {timeout_s:g} s: {error}",
+                where=self._name,
+            ) from error
+
+    def _connected(self) -> paramiko.Transport:
+        with self._lock:
+            transport = self._transport
+            if transport is not None and transport.is_active():
+                return transport
+            self.close()
+            endpoint = self._resolve()
+            if endpoint.gateway is None:
+                transport = login(endpoint)
+            else:
+                transport = self._login_through(endpoint, endpoint.gateway)
+            self._transport = transport
+            return transport
+
+    def _login_through(self, endpoint: Endpoint, gateway: Endpoint) -> paramiko.Transport:
+        hop = SshTransport(gateway.name, lambda: gateway)
+        try:
+            transport = login(
+                endpoint, lambda limit: hop.tunnel(endpoint.address, endpoint.port, limit)
+            )
+        except BaseException:
+            hop.close()
+            raise
+        self._gateway = hop
+        return transport
+
+
+@contextmanager
+def _bounded(transport: paramiko.Transport, seconds: float) -> Iterator[None]:
+    """Closes the transport when the block takes longer: paramiko has waits without a deadline."""
+    late = threading.Event()
+
+    def give_up() -> None:
+        late.set()
+        transport.close()
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except Exception as error:
+        if late.is_set():
+            raise TimeoutError(f"no reply within {seconds:g} s") from error
+        raise
+    finally:
+        timer.cancel()
+
+
+class _Exchange:
+    """One command on one session."""
+
+    def __init__(
+        self,
+        name: str,
+        transport: paramiko.Transport,
+        framed: framing.Frame,
+        timeout_s: float,
+        on_stdout: Callable[[bytes], None] | None,
+    ) -> None:
+        self._name = name
+        self._transport = transport
+        self._framed = framed
+        self._timeout_s = timeout_s
+        self._deadline = time.monotonic() + timeout_s
+        self._on_stdout = on_stdout
+        self._parser = framing.AnswerParser(framed.mark)
+
+    def run(self) -> Answer:
+        """The whole answer. Raises DeadlineExceeded, ConnectionLost, Unreachable."""
+        import_paramiko()
+        import paramiko
+
+        channel: paramiko.Channel | None = None
+        try:
+            with _bounded(self._transport, self._left()):
+                channel = self._session()
+                channel.exec_command(self._framed.command)
+                if not self._framed.stdin:
+                    channel.shutdown_write()
+            if self._framed.stdin:
+                self._send_in_background(channel)
+            self._read(channel)
+            with _bounded(self._transport, max(self._left(), 1.0)):
+                channel.close()
+        except TimeoutError as error:
+            raise self._late() from error
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self._lost(str(error) or type(error).__name__) from error
+        return self._parser.answer()
+
+    def _left(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.001)
+
+    def _session(self) -> paramiko.Channel:
+        import_paramiko()
+        import paramiko
+
+        until = min(self._deadline, time.monotonic() + SESSION_DEADLINE_S)
+        while True:
+            try:
+                return self._transport.open_session(window_size=WINDOW_BYTES, timeout=self._left())
+            except paramiko.ChannelException as error:
+                if error.code == _CONNECT_FAILED and time.monotonic() < until:
+                    time.sleep(SESSION_RETRY_S)
+                    continue
+                raise errors.Unreachable(
+                    f"sshd opens no session: {error.text}",
+                    where=self._name,
+                    fix="look at MaxSessions in its sshd_config",
+                ) from error
+
+    def _send_in_background(self, channel: paramiko.Channel) -> None:
+        """A script may answer before it has read its input, so both must flow."""
+        import_paramiko()
+        import paramiko
+
+        def send() -> None:
+            try:
+                channel.sendall(self._framed.stdin)
+                channel.shutdown_write()
+            except (OSError, EOFError, paramiko.SSHException):
+                # The script ended without reading all of it, or the reader reports what happened.
+                return
+
+        channel.settimeout(self._left())
+        threading.Thread(target=send, daemon=True, name=f"stdin {self._name}").start()
+
+    def _read(self, channel: paramiko.Channel) -> None:
+        ready = select.poll()
+        ready.register(channel.fileno(), select.POLLIN)
+        parser = self._parser
+        while not parser.complete:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            ready.poll(min(left, 1.0) * 1000)
+            # Asked first: what came before the end is still read below.
+            ended = channel.eof_received or channel.closed
+            got = False
+            if channel.recv_ready():
+                got = True
+                new = parser.out.feed(channel.recv(_CHUNK))
+                if new and self._on_stdout is not None:
+                    self._on_stdout(new)
+            if channel.recv_stderr_ready():
+                got = True
+                parser.err.feed(channel.recv_stderr(_CHUNK))
+            if ended and not got and not parser.complete:
+                raise self._lost(self._cause(channel))
+
+    def _cause(self, channel: paramiko.Channel) -> str:
+        if not self._transport.is_active():
+            error = self._transport.get_exception()
+            return str(error or "") or "the connection was closed"
+        if channel.exit_status_ready():
+            return f"the remote shell ended with status {channel.recv_exit_status()}"
+        return "the session was closed"
+
+    def _late(self) -> errors.DeadlineExceeded:
+        return errors.DeadlineExceeded(
+            f"no complete answer within {self._timeout_s:g} s",
+            where=self._name,
+            evidence=self._parser.evidence(),
+        )
+
+    def _lost(self, cause: str) -> errors.ConnectionLost:
+        return errors.ConnectionLost(
+            f"the answer ended before its end mark: {cause}",
+            where=self._name,
+            evidence=self._parser.evidence(),
+        )
