@@ -11,7 +11,7 @@ from deployer.catalog import Catalog
 from deployer.cli.options import Options, common
 from deployer.errors import UsageError
 from deployer.inventory import Ssh
-from deployer.remote.hostkeys import fetch, record
+from deployer.remote.trust import Offered, fetch, record
 
 
 @click.command("trust")
@@ -27,24 +27,29 @@ def command(options: Options, words: tuple[str, ...]) -> int:
     catalog = Catalog.load(options.inventory)
     for word in words:
         for name, ssh in _machines(catalog, word):
-            offered = fetch(ssh, options.inventory)
-            if offered.known:
-                click.echo(f"{name}: {offered.fingerprint} is already in {offered.path}", err=True)
+            while not _recorded(fetch(name, ssh, options.inventory), options):
                 continue
-            click.echo(f"{name}: {offered.key_type} {offered.fingerprint}", err=True)
-            if not options.yes:
-                if not sys.stdin.isatty():
-                    raise UsageError(
-                        "trust asks, and there is no terminal to ask on",
-                        where=name,
-                        fix="compare the fingerprint, then run it with --yes",
-                    )
-                if not click.confirm("Is this the fingerprint that the host shows?", err=True):
-                    click.echo(f"{name}: not recorded", err=True)
-                    continue
-            record(offered)
-            click.echo(f"{name}: recorded in {offered.path}", err=True)
     return 0
+
+
+def _recorded(offered: Offered, options: Options) -> bool:
+    """Shows and records one key. True when nothing is left to record on the way to the machine."""
+    name = f"{offered.name} ({offered.place})"
+    click.echo(f"{name}: {offered.key_type} {offered.fingerprint}", err=True)
+    if offered.known:
+        click.echo(f"{name}: recorded in {offered.path}", err=True)
+        return True
+    if not options.yes:
+        if not sys.stdin.isatty():
+            raise UsageError(
+                "trust asks, and there is no terminal to ask on",
+                where=name,
+                fix="compare the fingerprint, then run it with --yes",
+            )
+        if not click.confirm("Is this the fingerprint that the host itself shows?", err=True):
+            raise UsageError("not recorded", where=name, fix="find out whose key it is")
+    record(offered)
+    return False
 
 
 def _machines(catalog: Catalog, word: str) -> Iterator[tuple[str, Ssh]]:
