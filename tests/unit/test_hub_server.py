@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import itertools
 import json
 import struct
 import sys
@@ -61,7 +62,7 @@ def test_shards_are_valid_and_match_the_index(hub: Hub) -> None:
         header.pop("__metadata__")
         ends = sorted(tuple(t["data_offsets"]) for t in header.values())
         assert ends[0][0] == 0
-        assert all(a[1] == b[0] for a, b in zip(ends, ends[1:], strict=False))
+        assert all(a[1] == b[0] for a, b in itertools.pairwise(ends))
         assert 8 + size + ends[-1][1] == len(raw)
         total += ends[-1][1]
         seen.update({tensor: name for tensor in header})

@@ -1,11 +1,13 @@
 """`torch.cuda` of the stand-in.
 
 A GPU is usable when its node is a character device with NVIDIA's numbers, nvidiactl and nvidia-uvm
-are there too, and nvidia-smi answers. SGLANG_LOOKALIKE_DEV names another /dev (tests).
+are there too, libcuda's cuInit succeeds and nvidia-smi answers. SGLANG_LOOKALIKE_DEV names another
+/dev, where no libcuda is asked (tests).
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -16,6 +18,11 @@ from dataclasses import dataclass
 NVIDIA_MAJOR, CONTROL_MINOR = 195, 255
 QUERY = "index,name,memory.total,memory.used,compute_cap"
 SMI_TIMEOUT_S = 20.0
+UNEXPECTED = {
+    803: "system has unsupported display driver / cuda driver combination",
+    999: "unknown error",
+}
+_found: list[Gpu] = []
 
 
 @dataclass(frozen=True)
@@ -78,9 +85,16 @@ def _smi(fields: str) -> list[list[str]] | None:
 
 
 def gpus() -> list[Gpu]:
-    """The usable GPUs, in the order of CUDA_VISIBLE_DEVICES."""
+    """The usable GPUs, in the order of CUDA_VISIBLE_DEVICES; as found by the first success."""
+    if not _found:
+        _found.extend(look())
+    return list(_found)
+
+
+def look() -> list[Gpu]:
+    """The same, looked up anew: `used_mib` is of this moment."""
     minors = _node_minors()
-    if not minors:
+    if not minors or _driver_error() != 0:
         return []
     rows = _smi(QUERY)
     if rows is None:
@@ -105,20 +119,31 @@ def gpus() -> list[Gpu]:
     return chosen
 
 
+def _driver_error() -> int | None:
+    """What cuInit of the installed libcuda says (0 is good); None when there is no libcuda."""
+    if "SGLANG_LOOKALIKE_DEV" in os.environ:
+        return 0
+    try:
+        return int(ctypes.CDLL("libcuda.so.1").cuInit(0))
+    except (OSError, AttributeError):
+        return None
+
+
 def _lazy_init() -> None:
     """Raises RuntimeError as CUDA's initialisation does."""
     if gpus():
         return
-    if _node_minors() and shutil.which("nvidia-smi"):
-        raise RuntimeError(
-            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
-            "calling NumCudaDevices() that might have already set an error? Error 803: system has "
-            "unsupported display driver / cuda driver combination"
-        )
-    if _node_minors():
+    error = _driver_error()
+    if error is None:
         raise RuntimeError(
             "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
             "installed a driver from http://www.nvidia.com/Download/index.aspx"
+        )
+    if error in UNEXPECTED:
+        raise RuntimeError(
+            "Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before "
+            "calling NumCudaDevices() that might have already set an error? Error "
+            f"{error}: {UNEXPECTED[error]}"
         )
     raise RuntimeError("No CUDA GPUs are available")
 
@@ -151,7 +176,8 @@ def get_device_capability(index: int | None = None) -> tuple[int, int]:
 
 def mem_get_info(index: int | None = None) -> tuple[int, int]:
     """(free, total) bytes."""
-    gpu = _gpu(index)
+    _gpu(index)
+    gpu = look()[index or 0]
     return (gpu.total_mib - gpu.used_mib) << 20, gpu.total_mib << 20
 
 

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 GIB = 1 << 30
 CONTEXT_GIB = {True: 0.97, False: 0.35}
 """CUDA context (and NCCL's buffers at tp > 1)."""
@@ -23,11 +25,9 @@ class Pools:
     running: int
 
 
-def free_gib() -> float:
-    """Free memory of the fullest visible GPU, from nvidia-smi."""
-    import torch
-
-    return min(gpu.total_mib - gpu.used_mib for gpu in torch.cuda.gpus()) / 1024
+def free_gib(index: int) -> float:
+    """Free memory of one visible GPU now, from nvidia-smi."""
+    return torch.cuda.mem_get_info(index)[0] / GIB
 
 
 def size(args: Any, text: dict[str, Any], pre: float, post: float) -> Pools:

@@ -92,10 +92,11 @@ class Scheduler:
                 "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
                 "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
             ) from None
+        free = memory.free_gib(index)  # before this process itself is counted
         gpu = torch.cuda.gpus()[index]
         self.held = process.hold_gpu(gpu.minor, torch.cuda.dev_root())
         used = memory.CONTEXT_GIB[self.args.tp_size > 1]
-        self.pre = memory.free_gib() - used
+        self.pre = free - used
         logs.wait(0.3)
         if self.args.tp_size > 1 and self.leader:
             logs.say("sglang is using nccl==2.28.9")
