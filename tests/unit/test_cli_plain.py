@@ -1,0 +1,64 @@
+"""The plain renderer: one line a change of state."""
+
+from __future__ import annotations
+
+from deployer import events as ev
+from deployer.cli.plain import PlainRenderer, size_text
+
+
+def shown(*events: ev.Event, show_plan: bool = False, seconds: float = 0.0) -> list[str]:
+    """The lines of these events, `seconds` apart."""
+    lines: list[str] = []
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += seconds
+        return now[0]
+
+    renderer = PlainRenderer(lines.append, show_plan=show_plan, clock=clock)
+    for event in events:
+        renderer(event)
+    return [line.split(None, 1)[1] for line in lines]
+
+
+def progress(done: float) -> ev.Progress:
+    """A download at `done` of 100 bytes."""
+    return ev.Progress("h", "h/d", "shards", "downloading", done, 100.0, "B")
+
+
+def test_progress_is_one_line_in_thirty_seconds() -> None:
+    assert len(shown(*[progress(n) for n in range(60)], seconds=1.0)) == 2
+
+
+def test_a_new_thing_that_is_waited_for_is_said_at_once() -> None:
+    other = ev.Progress("h", "h/d", "shards", "checking", 1.0, 2.0, "files")
+    assert shown(progress(1), other) == [
+        "shards       downloading 1 B of 100 B (1 %)",
+        "shards       checking 1 of 2 files (50 %)",
+    ]
+
+
+def test_a_failed_gate_shows_its_evidence() -> None:
+    event = ev.GateChecked("h", "h/d", "verify", "quality", False, "it repeats", "thinking\\n\\n")
+    assert shown(event) == [
+        "verify       FAIL quality: it repeats",
+        "verify            evidence: thinking\\n\\n",
+    ]
+
+
+def test_a_plan_shows_reason_commands_and_undo() -> None:
+    change = {"title": "bind", "reason": "vfio", "where": "host", "runs": "a\nb", "undo": "c"}
+    event = ev.StepPlanned("h", "h/d", "gpus", "changes", "vfio", "", (change,))
+    assert shown(event, show_plan=True) == [
+        "~ gpus       1 change: vfio",
+        "+ bind  [host]",
+        "because vfio",
+        "| a",
+        "| b",
+        "undo: c",
+    ]
+    assert shown(event) == []
+
+
+def test_sizes_for_people() -> None:
+    assert [size_text(n) for n in (0, 999, 52_100_000_000)] == ["0 B", "999 B", "52.1 GB"]
