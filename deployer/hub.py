@@ -123,13 +123,14 @@ def _with_retries(work: Callable[[], T], end: float) -> T:
         retry_if_exception,
         stop_after_attempt,
         stop_after_delay,
-        wait_exponential_jitter,
+        wait_exponential,
+        wait_random,
     )
 
     retrying = Retrying(
         retry=retry_if_exception(passing),
         stop=stop_after_attempt(TRIES) | stop_after_delay(max(0.1, end - time.monotonic())),
-        wait=wait_exponential_jitter(initial=0.5, max=5),
+        wait=wait_exponential(multiplier=0.5, max=5) + wait_random(0, 0.5),
         reraise=True,
     )
     return retrying(work)

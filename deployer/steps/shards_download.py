@@ -18,6 +18,7 @@ from deployer.steps.shards_facts import find_python
 
 LONGEST_S = 7 * 86400.0
 STOP_GRACE_S = 5.0
+KEEP_JOBS = 5
 LOG_TAIL = 8192
 
 _FIXES = {
@@ -140,7 +141,8 @@ def detail(row: dict[str, Any]) -> str:
 def download(context: StepContext, manifest: Manifest) -> None:
     """Starts or joins the download and follows it to its verified end.
 
-    A stalled or vanished job is started again, at most `max_stalls` times. Raises StepFailed.
+    A stalled, killed or vanished job is started again, at most `max_stalls` times.
+    Raises StepFailed.
     """
     rules = context.want.playbook.download
     jobs = context.jobs(context.want.guest)
@@ -161,10 +163,12 @@ def download(context: StepContext, manifest: Manifest) -> None:
             what = f"stalled at {size_text(watch.done)} of {size_text(watch.total)} for "
             what += f"{rules.stall_s:.0f} s; killed"
         else:
-            if status.exit is not None:
+            if status.exit is not None and status.exit >= 0:
                 judge(context, status.exit, watch)
+                jobs.prune(job_name(context.want), KEEP_JOBS)
                 return
-            what = f"vanished at {size_text(watch.done)} of {size_text(watch.total)}"
+            how = "vanished" if status.exit is None else f"was killed by signal {-status.exit}"
+            what = f"{how} at {size_text(watch.done)} of {size_text(watch.total)}"
         interruptions += 1
         if interruptions > rules.max_stalls:
             raise StepFailed(
@@ -220,10 +224,9 @@ def judge(context: StepContext, code: int, watch: Watch) -> None:
         context.save()
     lines = watch.lines(8)
     said = [line.partition("error: ")[2] for line in lines if "error: " in line]
-    ended = f"the download ended by signal {-code}" if code < 0 else f"the download ended: {code}"
     fix = _FIXES.get(code, f"look at the job's log: job {job_name(want)} on the target")
     raise StepFailed(
-        said[-1] if said else ended,
+        said[-1] if said else f"the download ended with exit {code}",
         where=want.id,
         fix=fix.format(token=want.playbook.download.token_env, path=want.playbook.model.path),
         evidence=lines,

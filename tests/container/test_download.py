@@ -1,0 +1,366 @@
+"""The shards step and its agent against a hub on loopback that misbehaves on command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "docker" / "hub"))
+sys.path.insert(0, str(ROOT / "tests"))
+from hub import Hub
+from local_transport import LocalTransport, shell_path
+
+from deployer import hub as hub_client
+from deployer.deployment import Deployment
+from deployer.errors import DeployError, StepFailed
+from deployer.events import Bus, Event, JobStarted, Note, Progress
+from deployer.inventory import DeploymentEntry, Host
+from deployer.model import Facts, Plan, PlanState, ProbeOutput, Where
+from deployer.playbook import Playbook
+from deployer.remote.jobs import Jobs
+from deployer.state import DeploymentState
+from deployer.steps.base import StepContext
+from deployer.steps.shards import ShardsStep
+from deployer.steps.shards_download import _start, job_name
+from deployer.steps.shards_facts import ShardsFact
+
+pytestmark = pytest.mark.container
+AGENT = ROOT / "deployer" / "agents" / "range_agent.py"
+SHARD = "00002-of"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with Hub(tmp_path / "hub", shards=3, mb=2) as hub:
+        yield hub
+
+
+class LocalContext(StepContext):
+    """Jobs below the test's own folder."""
+
+    root = ""
+
+    def jobs(self, where: Where) -> Jobs:
+        return Jobs(self.on(where), self.root)
+
+
+@dataclass
+class Bench:
+    """One deployment whose guest is this machine."""
+
+    hub: Hub
+    folder: Path
+    stall_s: float = 2.0
+    margin: int = 1000
+    token: str = ""
+    events: list[Event] = field(default_factory=list)
+    state: DeploymentState = field(default_factory=DeploymentState)
+    saves: int = 0
+
+    def __post_init__(self) -> None:
+        self.transport = LocalTransport(shell_path("dash", self.folder))
+        self.step = ShardsStep()
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def want(self) -> Deployment:
+        playbook = Playbook.model_validate(
+            {
+                "model": {
+                    "repo": self.hub.repo.name,
+                    "path": str(self.model),
+                    "served_name": "tiny",
+                },
+                "download": {
+                    "endpoint": self.hub.url,
+                    "stall_s": self.stall_s,
+                    "margin_bytes": self.margin,
+                },
+                "driver": {"version": "580.1"},
+                "engine": {"version": "0.5.11", "lock": "l.txt", "venv": "/nonexistent/venv"},
+            }
+        )
+        host = Host.model_validate({"ssh": {"address": "h"}, "gpus": [{"address": "0000:21:00.0"}]})
+        entry = DeploymentEntry(playbook="p")
+        return Deployment("box", "tiny", host, entry, playbook, "p", "")
+
+    def facts(self) -> Facts:
+        (probe,) = self.step.probes(self.want)
+        answer = self.transport.run(probe.script)
+        fact = probe.parse(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
+        return Facts({type(fact): fact})
+
+    def plan(self) -> Plan:
+        return self.step.plan(self.want, self.facts(), self.state)
+
+    def context(self, run_id: str = "r1") -> StepContext:
+        def save() -> None:
+            self.saves += 1
+
+        context = LocalContext(
+            self.want,
+            run_id,
+            Bus(self.events.append),
+            {Where.HOST: self.transport, Where.GUEST: self.transport},
+            self.facts,
+            self.state,
+            save,
+            "shards",
+            {"HF_TOKEN": self.token} if self.token else {},
+        )
+        context.root = str(self.folder / "jobs")
+        return context
+
+    def apply(self, run_id: str = "r1") -> None:
+        facts = self.facts()
+        plan = self.step.plan(self.want, facts, self.state)
+        assert plan.state is PlanState.CHANGES, plan
+        self.step.apply(self.context(run_id), facts, plan)
+
+    def notes(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Note)]
+
+    def right(self) -> bool:
+        return all(
+            hashlib.sha256((self.model / file.path).read_bytes()).hexdigest()
+            == self.hub.repo.blobs[file.path].sha256
+            for file in self.state.manifest.files  # type: ignore[union-attr]
+        )
+
+
+@pytest.fixture
+def bench(hub: Hub, tmp_path: Path) -> Bench:
+    return Bench(hub, tmp_path)
+
+
+def test_a_fresh_download_ends_verified_and_a_second_run_does_nothing(
+    bench: Bench, hub: Hub
+) -> None:
+    before = bench.plan()
+    assert [change.title.split()[0] for change in before.changes] == ["fetch", "download"]
+    bench.apply()
+    after = bench.plan()
+    assert after.state is PlanState.NOTHING, after
+    assert "all verified (sha256)" in after.reason
+    assert bench.right() and bench.saves == 1
+    assert any(isinstance(event, Progress) and event.total > 0 for event in bench.events)
+    assert hub.stats()["auth_leaks"] == 0
+
+
+FAULTS: dict[str, list[dict[str, Any]]] = {
+    "reset": [{"where": "cdn", "match": SHARD, "do": "reset", "after": 0.5, "times": 1}],
+    "truncate": [{"where": "cdn", "match": SHARD, "do": "truncate", "after": 0.5, "times": 1}],
+    "corrupt once": [{"where": "cdn", "match": SHARD, "do": "corrupt", "at": 0.5, "times": 1}],
+    "range ignored": [
+        {"where": "cdn", "match": SHARD, "do": "truncate", "after": 0.5, "times": 1},
+        {"where": "cdn", "match": SHARD, "do": "norange", "ranged": True},
+    ],
+    "416": [
+        {"where": "cdn", "match": SHARD, "do": "truncate", "after": 0.5, "times": 1},
+        {"where": "cdn", "match": SHARD, "do": "status", "code": 416, "ranged": True, "times": 2},
+    ],
+    "429": [{"where": "cdn", "do": "status", "code": 429, "retry_after": 1, "times": 2}],
+    "503": [{"where": "cdn", "match": SHARD, "do": "status", "code": 503, "times": 1}],
+    "500 of the hub": [{"where": "hub", "match": SHARD, "do": "status", "code": 500, "times": 1}],
+    "url expired": [{"where": "cdn", "match": SHARD, "do": "status", "code": 403, "times": 1}],
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_passing_fault_costs_a_retry(bench: Bench, hub: Hub, name: str) -> None:
+    hub.faults(FAULTS[name])
+    bench.apply()
+    assert bench.right()
+    assert bench.plan().state is PlanState.NOTHING
+    assert hub.stats()["auth_leaks"] == 0
+
+
+def test_a_stall_is_killed_and_resumed(bench: Bench, hub: Hub) -> None:
+    hub.faults([{"where": "cdn", "match": SHARD, "do": "stall", "at": 0.6, "times": 2}])
+    bench.apply()
+    assert bench.right()
+    stalls = [note for note in bench.notes() if "stalled at" in note]
+    assert [note.rpartition("(")[2] for note in stalls] == ["1 of 5)", "2 of 5)"]
+    size = hub.repo.blobs[f"model-{SHARD}-00003.safetensors"].size
+    assert hub.stats()["sent"][f"model-{SHARD}-00003.safetensors"] < size * 1.3
+
+
+def test_wrong_bytes_twice_are_quarantined(bench: Bench, hub: Hub) -> None:
+    hub.faults([{"where": "cdn", "match": SHARD, "do": "corrupt", "at": 0.5}])
+    with pytest.raises(StepFailed, match=r"expected .* got .* twice"):
+        bench.apply()
+    names = {path.name for path in bench.model.iterdir()}
+    assert f"model-{SHARD}-00003.safetensors" not in names
+    assert f"model-{SHARD}-00003.safetensors.bad" in names
+    hub.faults([])
+    bench.apply("r2")
+    assert bench.plan().state is PlanState.NOTHING
+
+
+def test_gated_without_a_token_is_named_before_anything_runs(bench: Bench, hub: Hub) -> None:
+    hub.shared.set["token"] = "hf_secret"
+    with pytest.raises(hub_client.AccessGated, match="gated"):
+        bench.apply()
+    bench.token = "hf_secret"
+    bench.apply("r2")
+    assert bench.right() and hub.stats()["auth_leaks"] == 0
+    assert "hf_secret" not in repr(bench.events)
+    for path in (bench.folder / "jobs").rglob("*"):
+        assert not path.is_file() or b"hf_secret" not in path.read_bytes(), path
+
+
+def agent_pid(bench: Bench) -> int:
+    """The agent's pid, once it holds the lock and a byte has come."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        fact = bench.facts().need(ShardsFact)
+        if fact.running and sum(fact.parts.values()) > 200_000:
+            return fact.running
+    raise TimeoutError("the agent never ran")
+
+
+def test_a_killed_agent_is_resumed_in_the_same_run(bench: Bench, hub: Hub) -> None:
+    hub.shared.set["bps"] = 1_000_000.0
+    failed: list[DeployError] = []
+
+    def run() -> None:
+        try:
+            bench.apply()
+        except DeployError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    os.kill(agent_pid(bench), signal.SIGKILL)
+    hub.shared.set["bps"] = 0.0
+    thread.join(60)
+    assert not failed, failed
+    assert bench.right()
+    total = sum(file.size for file in bench.state.manifest.files)  # type: ignore[union-attr]
+    assert sum(hub.stats()["sent"].values()) < total * 1.5
+
+
+def test_a_controller_that_died_finds_its_download_again(bench: Bench, hub: Hub) -> None:
+    hub.shared.set["bps"] = 1_000_000.0
+    manifest = hub_client.fetch_manifest(bench.want.playbook, None)
+    bench.state.manifest = manifest
+    context = bench.context("first")
+    first = _start(context, context.jobs(bench.want.guest), manifest, 0)
+    agent_pid(bench)
+    hub.shared.set["bps"] = 0.0
+    bench.apply("second")
+    started = [event for event in bench.events if isinstance(event, JobStarted)]
+    assert [(event.pid, event.attached) for event in started] == [
+        (first.pid, False),
+        (first.pid, True),
+    ]
+    assert bench.right()
+
+
+def test_no_room_is_refused_with_numbers(bench: Bench) -> None:
+    bench.margin = 1 << 60
+    bench.state.manifest = hub_client.fetch_manifest(bench.want.playbook, None)
+    plan = bench.plan()
+    assert plan.state is PlanState.BLOCKED
+    assert str(bench.model) in plan.reason and "margin needed" in plan.reason
+
+
+def test_a_touched_shard_is_judged_again_and_a_damaged_one_replaced(bench: Bench, hub: Hub) -> None:
+    bench.apply()
+    shard = bench.model / f"model-{SHARD}-00003.safetensors"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    plan = bench.plan()
+    assert plan.state is PlanState.CHANGES and plan.changes[0].title.startswith("verify 1 files")
+    hub.faults([])
+    bench.apply("r2")
+    assert bench.right() and bench.plan().state is PlanState.NOTHING
+
+
+def test_two_agents_never_run(bench: Bench, hub: Hub) -> None:
+    hub.shared.set["bps"] = 1_000_000.0
+    manifest = hub_client.fetch_manifest(bench.want.playbook, None)
+    context = bench.context()
+    jobs = context.jobs(bench.want.guest)
+    job = _start(context, jobs, manifest, 0)
+    agent_pid(bench)
+    folder = bench.folder / "jobs" / job_name(bench.want) / job.id
+    second = bench.folder / "second"
+    second.mkdir()
+    (second / "manifest.json").write_bytes((folder / "manifest.json").read_bytes())
+    done = run_agent(second)
+    assert done.returncode == 15 and "another download" in done.stdout
+    assert jobs.stop(job, grace_s=5).stopped
+
+
+def run_agent(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["/usr/bin/python3", "-I", "-S", str(AGENT)],
+        cwd=folder,
+        env={"PATH": "/usr/bin:/bin", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def agent_job(hub: Hub, folder: Path, **limits: float) -> Path:
+    """A job folder for the bare agent, with shorter limits."""
+    job = {
+        "endpoint": hub.url,
+        "repo": hub.repo.name,
+        "commit": hub.repo.commit,
+        "path": str(folder / "model"),
+        "limits": {"backoff_s": 0.05, "recv_timeout_s": 1.0, "slow_window_s": 1.0, **limits},
+        "files": [
+            {"path": name, "size": blob.size, "sha256": blob.sha256, "blob_id": blob.oid}
+            for name, blob in hub.repo.blobs.items()
+        ],
+    }
+    (folder / "job").mkdir(exist_ok=True)
+    (folder / "job" / "manifest.json").write_text(json.dumps(job))
+    return folder / "job"
+
+
+@pytest.mark.parametrize("do", [{"do": "stall"}, {"do": "drip", "bps": 1}, {"do": "hang"}])
+def test_one_bad_connection_is_dropped_by_the_agent_itself(
+    hub: Hub, tmp_path: Path, do: dict[str, Any]
+) -> None:
+    hub.faults([{"where": "cdn", "match": SHARD, "after": 0.5, "times": 1, **do}])
+    done = run_agent(agent_job(hub, tmp_path))
+    assert done.returncode == 0, done.stdout
+    progress = json.loads((tmp_path / "job" / "progress").read_text())
+    assert progress["bytes"] == progress["total"] and progress["retries"] >= 1
+
+
+def test_endless_stalls_end_with_what_is_missing(hub: Hub, tmp_path: Path) -> None:
+    hub.faults([{"where": "cdn", "match": SHARD, "do": "hang"}])
+    done = run_agent(agent_job(hub, tmp_path, recv_timeout_s=0.3, idle_tries=2))
+    assert done.returncode == 14 and "gave up at 0 of" in done.stdout
+
+
+def test_a_missing_file_and_a_dead_token_have_their_own_codes(hub: Hub, tmp_path: Path) -> None:
+    folder = agent_job(hub, tmp_path)
+    job = json.loads((folder / "manifest.json").read_text())
+    job["files"].append({"path": "no.json", "size": 3, "sha256": "0" * 64, "blob_id": ""})
+    (folder / "manifest.json").write_text(json.dumps(job))
+    assert run_agent(folder).returncode == 12
+    hub.shared.set["token"] = "hf_secret"
+    assert run_agent(agent_job(hub, tmp_path), HF_TOKEN="hf_wrong").returncode == 11
