@@ -135,7 +135,7 @@ def identity(command: Record) -> Record:
         for one in processes().values()
         if one["session"] == session and is_running(one)
     ]
-    inodes = listening_inodes(int(command["port"]))
+    inodes = listening_inodes(SETTINGS["port"])
     holding = owners(inodes)
     ours = {member["pid"] for member in members}
     return {

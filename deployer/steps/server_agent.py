@@ -59,6 +59,13 @@ def ask(
             fix="see that the venv's Python runs: `deploy up --from venv`",
             evidence=tuple(told),
         )
+    for one in answers:
+        if not one.get("ok"):
+            raise StepFailed(
+                f"the agent on {transport.name} failed at {one.get('do')!r}: {one.get('error')}",
+                where=want.id,
+                fix="this is a bug of the tool; please report it",
+            )
     return answers
 
 
