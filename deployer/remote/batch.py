@@ -251,6 +251,7 @@ def gather(
 ) -> dict[type, object]:
     """Runs all probes in one exec. `on_prelude` sees what the prelude printed, and may raise.
 
+    When the prelude ended the script and `on_prelude` accepts that, the probes run in a second exec.
     Raises Unreachable and its subclasses, and ProbeFailed.
     """
     nonce = nonce or new_nonce()
@@ -258,6 +259,10 @@ def gather(
     answer = transport.run(batch_script(probes, nonce, prelude, postlude), timeout_s=slowest + 20.0)
     if on_prelude is not None:
         on_prelude(answer, prelude_output(answer.stdout, nonce))
+        if answer.exit == 0 and f"\n@{nonce}:end\n".encode() not in answer.stdout:
+            # The prelude ended the script, and its reader has settled that.
+            script = batch_script(probes, nonce, "", postlude)
+            answer = transport.run(script, timeout_s=slowest + 20.0)
     try:
         return parse_batch(probes, answer.stdout, nonce)
     except errors.DeployError as error:

@@ -1,0 +1,212 @@
+"""The host lock: atomic, readable, stolen only from the dead."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+
+from deployer import errors
+from deployer.model import Probe, ProbeOutput, Where
+from deployer.remote.batch import gather
+from deployer.remote.hostlock import (
+    Controller,
+    Held,
+    HostLock,
+    LockRecord,
+    NotAsked,
+    Taken,
+    is_stale,
+    new_record,
+    parse_outcome,
+    parse_record,
+    read_lock,
+    refuse_unless_taken,
+    this_controller,
+    unlock,
+)
+from tests.local_transport import SHELLS, LocalTransport, ScriptedTransport, shell_path
+
+ME = Controller("desk", "m1", "b1", "pid:[1]", {77: 500}.get)
+RECORD = LockRecord("o'neil \"é\n$(x)@desk", "kpro5", 77, "b1", 500, "m1", "pid:[1]", "r1", "", 0.0)
+OTHER = dataclasses.replace(RECORD, run_id="r2", owner="ann@laptop", machine="m2", step="venv")
+
+
+@pytest.fixture(params=SHELLS)
+def transport(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
+    return LocalTransport(shell_path(request.param, tmp_path_factory.getbasetemp()))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "lib" / "lock")
+
+
+def test_taken_held_released(transport: LocalTransport, path: str) -> None:
+    mine, other = (HostLock(transport, record, ME, path) for record in (RECORD, OTHER))
+    assert mine.acquire() == Taken()
+    assert mine.acquire() == Taken()
+    with pytest.raises(errors.LockHeld) as caught:
+        other.acquire()
+    assert "o'neil \"é\n$(x)@desk (run r1, pid 77) since 1970-01-01 00:00:00 UTC" in str(
+        caught.value
+    )
+    assert "deploy unlock kpro5" in caught.value.fix
+    other.release()
+    mine.update_step("shards")
+    held = read_lock(transport, path)
+    assert held == Held(dataclasses.replace(RECORD, step="shards"), "r1")
+    mine.release()
+    mine.release()
+    assert read_lock(transport, path) is None
+    assert other.acquire() == Taken()
+    with pytest.raises(errors.LockHeld, match=r"taken away \(now: r2\)"):
+        mine.update_step("venv")
+    assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
+
+
+def test_one_of_twenty_gets_it(transport: LocalTransport, path: str) -> None:
+    got: list[str] = []
+
+    def take(run_id: str) -> None:
+        lock = HostLock(transport, dataclasses.replace(OTHER, run_id=run_id), ME, path)
+        try:
+            lock.acquire()
+        except errors.LockHeld:
+            return
+        got.append(run_id)
+
+    threads = [threading.Thread(target=take, args=(f"r{i}",)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    held = read_lock(transport, path)
+    assert held is not None and got == [held.run_id]
+
+
+def test_it_travels_with_the_probes(transport: LocalTransport, path: str) -> None:
+    probe = Probe("a", Where.HOST, "echo hi", lambda output: output)
+    lock = HostLock(transport, RECORD, ME, path)
+    before = transport.runs
+    facts = gather(
+        transport,
+        [probe],
+        prelude=lock.prelude(),
+        on_prelude=lambda answer, printed: lock.settle(parse_outcome(printed)) and None,
+    )
+    assert facts == {ProbeOutput: ProbeOutput(0, b"hi\n", b"")}
+    assert transport.runs == before + 1
+    other = HostLock(transport, OTHER, ME, path)
+    with pytest.raises(errors.LockHeld):
+        gather(
+            transport,
+            [probe],
+            prelude=other.prelude(),
+            on_prelude=lambda answer, printed: other.settle(parse_outcome(printed)) and None,
+        )
+
+
+def test_the_probes_still_run_when_a_dead_holder_was_replaced(
+    transport: LocalTransport, path: str
+) -> None:
+    dead = dataclasses.replace(RECORD, pid=78, run_id="dead")
+    HostLock(transport, dead, ME, path).acquire()
+    lock = HostLock(transport, RECORD, ME, path)
+    facts = gather(
+        transport,
+        [Probe("a", Where.HOST, "echo hi", lambda output: output)],
+        prelude=lock.prelude(),
+        on_prelude=lambda answer, printed: lock.settle(parse_outcome(printed)) and None,
+    )
+    assert facts == {ProbeOutput: ProbeOutput(0, b"hi\n", b"")}
+
+
+def test_a_dead_holder_is_replaced(transport: LocalTransport, path: str) -> None:
+    dead = dataclasses.replace(RECORD, pid=78, run_id="dead")
+    HostLock(transport, dead, ME, path).acquire()
+    taken = HostLock(transport, RECORD, ME, path).acquire()
+    assert taken == Taken("pid 78 on desk is gone")
+    held = read_lock(transport, path)
+    assert held is not None and held.run_id == "r1"
+    assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
+
+
+def test_a_lock_that_changed_hands_is_not_stolen(transport: LocalTransport, path: str) -> None:
+    """Between the proof and the theft someone else replaced the dead one."""
+    HostLock(transport, OTHER, ME, path).acquire()
+    dead = dataclasses.replace(RECORD, pid=78, run_id="dead")
+    with pytest.raises(errors.LockHeld, match="ann@laptop"):
+        HostLock(transport, RECORD, ME, path).settle(Held(dead, "dead"))
+    held = read_lock(transport, path)
+    assert held is not None and held.run_id == "r2"
+
+
+def test_unlock_says_who(transport: LocalTransport, path: str) -> None:
+    assert unlock(transport, path) is None
+    HostLock(transport, OTHER, ME, path).acquire()
+    assert unlock(transport, path) == Held(OTHER, "r2")
+    assert read_lock(transport, path) is None
+
+
+def test_could_not_ask(transport: LocalTransport, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.LockUnknown, match="cannot make"):
+        HostLock(transport, RECORD, ME, str(tmp_path / "file" / "lock")).acquire()
+    (tmp_path / "lock").mkdir()
+    with pytest.raises(errors.LockUnknown, match="is a folder"):
+        HostLock(transport, RECORD, ME, str(tmp_path / "lock")).acquire()
+    cut = ScriptedTransport(errors.ConnectionLost("gone"))
+    with pytest.raises(errors.LockUnknown, match="gone"):
+        HostLock(cut, RECORD, ME).acquire()
+
+
+def test_an_unreadable_record_is_held_not_free(transport: LocalTransport, path: str) -> None:
+    Path(path).parent.mkdir()
+    Path(path).write_text("junk\nnot base64\n")
+    with pytest.raises(errors.LockHeld, match="run junk"):
+        HostLock(transport, RECORD, ME, path).acquire()
+    Path(path).write_text("")
+    with pytest.raises(errors.LockHeld):
+        HostLock(transport, RECORD, ME, path).acquire()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"boot": "b0"}, "desk has been rebooted since"),
+        ({"pid": 78}, "pid 78 on desk is gone"),
+        ({"start": 499}, "pid 77 on desk is another process now"),
+        ({"machine": "m2", "boot": "b0"}, None),
+        ({"machine": "", "boot": "b0"}, None),
+        ({"owner": "ann@laptop", "pid": 78}, None),
+        ({"namespace": "pid:[2]", "pid": 78}, None),
+        ({"boot": "", "pid": 78}, None),
+        ({"start": 0, "pid": 78}, None),
+    ],
+)
+def test_stale_only_if_proven(changes: dict[str, str], reason: str | None) -> None:
+    assert is_stale(dataclasses.replace(RECORD, **changes), ME) == reason  # type: ignore[arg-type]
+
+
+def test_nothing_is_proven_where_nothing_is_known() -> None:
+    nobody = Controller("desk", "", "", "")
+    assert is_stale(dataclasses.replace(RECORD, machine="", boot=""), nobody) is None
+
+
+def test_our_own_record_is_alive() -> None:
+    record = new_record("kpro5", "r1", "venv")
+    assert is_stale(record, this_controller()) is None
+    assert parse_record(record.line()) == record
+    assert "in step venv" in record.describe()
+
+
+def test_outcomes() -> None:
+    assert parse_outcome(b"noise\ndeployer-lock taken\n") == Taken()
+    assert parse_outcome(b"deployer-lock held r1 x\n") == Held(None, "r1")
+    assert parse_outcome(b"deployer-lock unknown no space\n") == NotAsked("no space")
+    assert parse_outcome(b"") == NotAsked("the target did not say")
+    refuse_unless_taken(Taken(), "kpro5")
