@@ -11,6 +11,9 @@ with open("/proc/self/environ", "rb") as file:
 try:
     os.execvp(argv[0], argv)
 except OSError as error:
-    print(f"lxc-attach: {vmid}: ../src/lxc/attach.c: lxc_attach_run_command: 1848 "
-          f"{error.strerror} - Failed to exec \"{argv[0]}\"", file=sys.stderr)
+    print(
+        f"lxc-attach: {vmid}: ../src/lxc/attach.c: lxc_attach_run_command: 1848 "
+        f'{error.strerror} - Failed to exec "{argv[0]}"',
+        file=sys.stderr,
+    )
     os._exit(127 if isinstance(error, FileNotFoundError) else 126)

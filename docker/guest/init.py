@@ -44,8 +44,12 @@ signal.signal(signal.SIGPWR, end)
 signal.signal(signal.SIGTERM, end)
 os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
 os.makedirs("/run/lock", mode=0o1777, exist_ok=True)
-subprocess.Popen(["/usr/sbin/sshd", "-D", "-e"], start_new_session=True,
-                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+subprocess.Popen(
+    ["/usr/sbin/sshd", "-D", "-e"],
+    start_new_session=True,
+    stdout=subprocess.DEVNULL,
+    stderr=subprocess.DEVNULL,
+)
 if fault("old-server"):
     subprocess.run(["/bin/sh", OLD_SERVER, "start"], check=False)
 open("/run/lab-ready", "w").close()

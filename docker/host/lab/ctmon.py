@@ -30,8 +30,22 @@ def main(vmid: str, dev: str) -> int:
     entries = [field for entry in ct.mounts(vmid, conf) for field in entry]
     name = conf.current.keys.get("hostname", f"CT{vmid}")
     guest = subprocess.Popen(
-        ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--propagation",
-         "private", "/bin/sh", "/usr/lib/lab/ctinit.sh", ct.rootfs(vmid), dev, name, *entries],
+        [
+            "unshare",
+            "--mount",
+            "--uts",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--propagation",
+            "private",
+            "/bin/sh",
+            "/usr/lib/lab/ctinit.sh",
+            ct.rootfs(vmid),
+            dev,
+            name,
+            *entries,
+        ],
         env={"PATH": os.environ["PATH"], "container": "lxc", "TERM": "linux"},
     )
     # unshare forks: the guest's init is its only child.

@@ -104,9 +104,15 @@ class Bus:
         folder = function.folder
         os.makedirs(folder)
         files = {
-            "vendor": function.vendor, "device": function.device, "class": function.kind,
-            "subsystem_vendor": function.vendor, "subsystem_device": "0x1459", "revision": "0xa1",
-            "enable": "0", "numa_node": "0", "driver_override": "(null)",
+            "vendor": function.vendor,
+            "device": function.device,
+            "class": function.kind,
+            "subsystem_vendor": function.vendor,
+            "subsystem_device": "0x1459",
+            "revision": "0xa1",
+            "enable": "0",
+            "numa_node": "0",
+            "driver_override": "(null)",
             "modalias": f"pci:v0000{function.vendor[2:].upper()}d0000{function.device[2:].upper()}",
             "resource": "\n".join(["0x00000000f0000000 0x00000000f0ffffff 0x0000000000040200"] * 6),
         }
@@ -131,12 +137,15 @@ class Bus:
         """Sets the links."""
         function.driver = driver
         os.symlink(f"../../drivers/{driver}", f"{function.folder}/driver")
-        os.symlink(f"../../devices/{function.address}", f"{ROOT}/drivers/{driver}/{function.address}")
+        name = function.address
+        os.symlink(f"../../devices/{name}", f"{ROOT}/drivers/{driver}/{name}")
 
     def unbind(self, function: Function) -> None:
         """Removes the links."""
-        for link in (f"{function.folder}/driver",
-                     f"{ROOT}/drivers/{function.driver}/{function.address}"):
+        for link in (
+            f"{function.folder}/driver",
+            f"{ROOT}/drivers/{function.driver}/{function.address}",
+        ):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(link)
         function.driver = ""

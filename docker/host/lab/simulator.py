@@ -83,8 +83,11 @@ class Simulator:
 
     def show(self) -> None:
         """Brings procfs, /sys/module and /dev/vfio in line."""
-        facts = (sorted(self.modules), self.version,
-                 [(f.address, f.driver) for f in self.bus.functions.values()])
+        facts = (
+            sorted(self.modules),
+            self.version,
+            [(f.address, f.driver) for f in self.bus.functions.values()],
+        )
         if facts == self.shown:
             return
         self.shown = facts
@@ -102,8 +105,11 @@ class Simulator:
                 file.write(f"{name} 40960 0 - Live 0x0000000000000000\n")
         for name in sorted(self.modules):
             os.makedirs(f"{MODULES}/{name}/parameters", exist_ok=True)
-            for leaf, value in (("refcnt", "0"), ("initstate", "live"),
-                                *((("version", self.version),) if "nvidia" in name else ())):
+            for leaf, value in (
+                ("refcnt", "0"),
+                ("initstate", "live"),
+                *((("version", self.version),) if "nvidia" in name else ()),
+            ):
                 with open(f"{MODULES}/{name}/{leaf}", "w") as file:
                     file.write(value + "\n")
         for name in os.listdir(MODULES):
@@ -120,9 +126,11 @@ class Simulator:
             return
         os.makedirs(f"{folder}/gpus", exist_ok=True)
         with open(f"{folder}/version", "w") as file:
-            file.write("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  "
-                       f"{self.version}  Release Build  (dvs-builder@U22-I3-H04-01-5)  "
-                       "Wed Jan  7 06:36:06 UTC 2026\nGCC version:  gcc version 14.2.0 (Debian)\n")
+            file.write(
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  "
+                f"{self.version}  Release Build  (dvs-builder@U22-I3-H04-01-5)  "
+                "Wed Jan  7 06:36:06 UTC 2026\nGCC version:  gcc version 14.2.0 (Debian)\n"
+            )
         bound = {address: minor for minor, address in self.gpus()}
         for address in os.listdir(f"{folder}/gpus"):
             if address not in bound:
@@ -130,8 +138,11 @@ class Simulator:
         for address, minor in bound.items():
             os.makedirs(f"{folder}/gpus/{address}", exist_ok=True)
             with open(f"{folder}/gpus/{address}/information", "w") as file:
-                file.write(INFORMATION.format(minor=minor, uuid=UUIDS[minor], address=address,
-                                              version=self.version))
+                file.write(
+                    INFORMATION.format(
+                        minor=minor, uuid=UUIDS[minor], address=address, version=self.version
+                    )
+                )
 
     def show_vfio(self) -> None:
         """/dev/vfio/GROUP comes with the first bound function of the group, goes with the last."""
@@ -150,8 +161,7 @@ class Simulator:
             return set()
         held = set()
         for name in os.listdir("/run/qemu-server"):
-            with contextlib.suppress(OSError, ValueError), \
-                    open(f"/run/qemu-server/{name}") as file:
+            with contextlib.suppress(OSError, ValueError), open(f"/run/qemu-server/{name}") as file:
                 pid = int(file.read())
                 for fd in os.listdir(f"/proc/{pid}/fd"):
                     with contextlib.suppress(OSError):
@@ -174,12 +184,16 @@ class Simulator:
             self.modules.add(name)
             return ""
         if name not in ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm"):
-            return f"modprobe: FATAL: Module {name} not found in directory /lib/modules/" + \
-                os.uname().release
+            return (
+                f"modprobe: FATAL: Module {name} not found in directory /lib/modules/"
+                + os.uname().release
+            )
         version = driver_version()
         if not version:
-            return f"modprobe: FATAL: Module {name} not found in directory /lib/modules/" + \
-                os.uname().release
+            return (
+                f"modprobe: FATAL: Module {name} not found in directory /lib/modules/"
+                + os.uname().release
+            )
         if "nvidia" not in self.modules:
             self.bus.add_driver("nvidia")
             for function in self.bus.functions.values():
@@ -243,7 +257,8 @@ class Simulator:
         server.listen(16)
         while True:
             held = self.held_groups()
-            blocked = {f.driver for f in self.bus.functions.values() if f.group in held and f.driver}
+            users = [f for f in self.bus.functions.values() if f.group in held]
+            blocked = {function.driver for function in users if function.driver}
             self.bus.fifos(blocked)
             names = {reader: path for path, reader in self.bus.readers.items()}
             ready, _, _ = select.select([server, *names], [], [], 0.05)
