@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -67,6 +68,22 @@ def install_keys() -> None:
         os.chmod(f"{root}/root/.ssh/authorized_keys", 0o600)
 
 
+def run_units() -> None:
+    """What systemd does at boot with the oneshot units that are enabled: their ExecStart lines."""
+    folder = "/etc/systemd/system/multi-user.target.wants"
+    if not os.path.isdir(folder):
+        return
+    for name in sorted(os.listdir(folder)):
+        if not os.path.exists(f"{folder}/{name}"):
+            continue
+        with open(f"{folder}/{name}") as file:
+            lines = [line.strip() for line in file if line.startswith("ExecStart=")]
+        for line in lines:
+            argv = shlex.split(line.partition("=")[2].lstrip("-"))
+            done = subprocess.run(argv, check=False, timeout=120)
+            print(f"lab: {name}: {argv[0]} ended with {done.returncode}", file=sys.stderr)
+
+
 def start_guests() -> None:
     """What pve-guests.service does."""
     for name in sorted(os.listdir("/etc/pve/lxc")):
@@ -104,6 +121,7 @@ def main() -> int:
             return 1
         time.sleep(0.02)
     subprocess.Popen(["/usr/sbin/sshd", "-D", "-e"], start_new_session=True)
+    run_units()
     start_guests()
     open("/run/lab/ready", "w").close()
     while True:
