@@ -251,7 +251,7 @@ def gather(
 ) -> dict[type, object]:
     """Runs all probes in one exec. `on_prelude` sees what the prelude printed, and may raise.
 
-    When the prelude ended the script and `on_prelude` accepts that, the probes run in a second exec.
+    When the prelude ended the script and `on_prelude` accepts it, the probes run in a second exec.
     Raises Unreachable and its subclasses, and ProbeFailed.
     """
     nonce = nonce or new_nonce()

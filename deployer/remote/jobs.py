@@ -81,6 +81,10 @@ class StopProof:
     """`already gone`, `TERM`, `KILL`, `stuck in D state`."""
 
 
+class JobOverdue(errors.DeadlineExceeded):
+    """The target answers, but a job runs too long or stands still. The job was left running."""
+
+
 class Jobs:
     """The job mechanism of one target. `clock` and `sleep` are the controller's, in seconds."""
 
@@ -164,7 +168,7 @@ class Jobs:
         inode: int = 0,
         offset: int = 0,
     ) -> JobStatus:
-        """Waits for the end. Raises DeadlineExceeded with the reason on timeout or stall.
+        """Waits for the end. Raises JobOverdue (DeadlineExceeded) with why on timeout or stall.
 
         `on_status` sees every log byte from `offset` on, also those of an ended job. A connection
         that is lost meanwhile is tried again for a minute; the job does not notice.
@@ -267,8 +271,8 @@ class Jobs:
         lines = tuple(answer.error_text.splitlines()[-20:]) or (f"exit {answer.exit}",)
         return errors.RemoteCommandFailed(what, where=self.transport.name, evidence=lines)
 
-    def _overdue(self, job: JobIdentity, why: str) -> errors.DeadlineExceeded:
-        return errors.DeadlineExceeded(
+    def _overdue(self, job: JobIdentity, why: str) -> JobOverdue:
+        return JobOverdue(
             f"job {job.name}/{job.id} (pid {job.pid}) {why}", where=self.transport.name
         )
 
