@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -157,8 +158,6 @@ def test_persist_writes_files_of_ours_once() -> None:
         "write /etc/systemd/system/deployer-gpus-qwen.service",
         "enable deployer-gpus-qwen.service",
     ]
-    import hashlib
-
     written = [change.action for change in decided.changes[:2]]
     ours = tuple(
         (one.path, hashlib.sha256(one.content).hexdigest())  # type: ignore[union-attr]
@@ -269,7 +268,7 @@ def test_script_rebinds_and_makes_nodes(tmp_path: Path, shell: list[str]) -> Non
     simulate(tree, tmp_path / "bin")
     script = apply_script([A, B], 10, str(tree.root))
     done = run_script(script, shell, tmp_path / "bin")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr.decode()
     assert [tree.driver(A), tree.driver(B)] == ["nvidia", "nvidia"]
     assert tree.driver("0000:21:00.1") == "vfio-pci"
     assert look(tree, shell).ready
@@ -277,12 +276,24 @@ def test_script_rebinds_and_makes_nodes(tmp_path: Path, shell: list[str]) -> Non
     assert (again.returncode, again.stdout) == (0, b"")
 
 
+def quick_clock(folder: Path) -> Path:
+    """`date` advances a second at each call and `sleep` does not wait."""
+    tool(
+        folder,
+        "date",
+        f"n=$(cat {folder}/n 2>/dev/null || echo 0)\necho $((n + 1)) | tee {folder}/n\n",
+    )
+    tool(folder, "sleep", "exit 0\n")
+    return folder
+
+
 @BY_SHELL
 def test_script_gives_up_on_a_stuck_unbind(tmp_path: Path, shell: list[str]) -> None:
     tree = Tree(tmp_path)
     # Nobody reads: the writer hangs, as in a kernel that waits for the GPU's user.
     os.mkfifo(tree.pci / "drivers/vfio-pci/unbind")
-    done = run_script(apply_script([A], 1, str(tree.root)), shell)
+    clock = quick_clock(tmp_path / "bin")
+    done = run_script(apply_script([A], 20, str(tree.root)), shell, clock)
     assert done.returncode == 75
     assert b"only a reboot" in done.stderr
     # Lets the writer end.
@@ -293,7 +304,8 @@ def test_script_gives_up_on_a_stuck_unbind(tmp_path: Path, shell: list[str]) -> 
 def test_script_does_not_believe_the_write(tmp_path: Path, shell: list[str]) -> None:
     tree = Tree(tmp_path)
     tree.fifo("drivers/vfio-pci/unbind", lambda address: None)
-    done = run_script(apply_script([A], 1, str(tree.root)), shell)
+    clock = quick_clock(tmp_path / "bin")
+    done = run_script(apply_script([A], 100, str(tree.root)), shell, clock)
     assert done.returncode == 75
     assert b"still bound" in done.stderr
 
