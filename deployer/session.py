@@ -6,7 +6,6 @@ in the same exec as the second look, so that what is acted upon was seen under t
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,21 +22,50 @@ from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
 from deployer.remote.batch import gather
 from deployer.remote.connect import open_guest, open_host
-from deployer.remote.hostlock import HostLock, LockRecord
-from deployer.remote.transport import Transport
+from deployer.remote.hostlock import (
+    HostLock,
+    Outcome,
+    Taken,
+    new_record,
+    parse_outcome,
+    this_controller,
+)
+from deployer.remote.transport import Answer, Transport
 from deployer.steps.base import Step
 
 REFUSALS = (AuthenticationRefused, HostKeyChanged, HostKeyUnknown)
 """A guest that is silent for one of these will not answer later either."""
 
 
+class _LockNotFree(Exception):
+    """The lock's answer, when it is not `taken`: the probes behind it did not run."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+def _only_when_taken(answer: Answer, printed: bytes) -> None:
+    del answer
+    outcome = parse_outcome(printed)
+    if not isinstance(outcome, Taken):
+        raise _LockNotFree(outcome)
+
+
 class HostSession:
     """Connections are made on first use; `close` releases the lock and ends them."""
 
-    def __init__(self, host_name: str, host: Host, base: Path) -> None:
+    def __init__(
+        self,
+        host_name: str,
+        host: Host,
+        base: Path,
+        on_note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.host_name = host_name
         self.host = host
         self.base = base
+        self.on_note = on_note
         self.host_transport: Transport = open_host(host_name, host.ssh, base)
         self._guests: dict[int, Transport] = {}
         self._lock: HostLock | None = None
@@ -55,9 +83,11 @@ class HostSession:
             self._guests[want.vmid] = guest
         return {Where.HOST: self.host_transport, Where.GUEST: guest}
 
-    def want_lock(self, record: LockRecord) -> None:
+    def want_lock(self, run_id: str) -> None:
         """The next look takes the host lock first, in the same exec."""
-        self._lock = HostLock(record)
+        if self._lock is None:
+            record = new_record(self.host_name, run_id)
+            self._lock = HostLock(self.host_transport, record, this_controller())
 
     def look(self, want: Deployment, steps: Sequence[Step]) -> Facts:
         """Runs the probes of all steps, one exec a target, both targets at once.
@@ -84,9 +114,18 @@ class HostSession:
         return Facts(values, silent)
 
     def _ask_host(self, probes: Sequence[Probe]) -> Mapping[type, object]:
-        if self._lock is None or self.locked:
-            return gather(self.host_transport, probes, nonce=secrets.token_hex(8))
-        facts = self._lock.acquire_and_gather(self.host_transport, probes)
+        lock = self._lock
+        if lock is None or self.locked:
+            return gather(self.host_transport, probes)
+        try:
+            facts = gather(
+                self.host_transport, probes, prelude=lock.prelude(), on_prelude=_only_when_taken
+            )
+        except _LockNotFree as answer:
+            stolen = lock.settle(answer.outcome).stolen
+            self.locked = True
+            self.on_note(f"took the host lock over from a dead run: {stolen}")
+            return gather(self.host_transport, probes)
         self.locked = True
         return facts
 
@@ -96,7 +135,7 @@ class HostSession:
         if not probes:
             return {}
         try:
-            return gather(transport, probes, nonce=secrets.token_hex(8))
+            return gather(transport, probes)
         except REFUSALS:
             raise
         except Unreachable as error:
@@ -105,13 +144,13 @@ class HostSession:
     def entered(self, step: str) -> None:
         """Tells the lock's record which step runs now."""
         if self._lock is not None and self.locked:
-            self._lock.enter(self.host_transport, step)
+            self._lock.update_step(step)
 
     def close(self, on_problem: Callable[[str], None]) -> None:
         """Releases the host lock and ends the connections; what failed is told, not raised."""
         try:
             if self._lock is not None and self.locked:
-                self._lock.release(self.host_transport)
+                self._lock.release()
                 self.locked = False
         except DeployError as error:
             on_problem(f"the host lock could not be released: {error}; `deploy unlock` does it")

@@ -22,7 +22,6 @@ from deployer.engine import Engine, Outcome, Selection
 from deployer.errors import DeployError, Interrupted
 from deployer.events import Bus, Event, Note, RunFinished, RunStarted
 from deployer.locallock import LocalLock
-from deployer.remote.hostlock import LockRecord
 from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile
@@ -123,7 +122,12 @@ def _in_session(
 ) -> list[DeploymentResult]:
     state_file = StateFile(options.deploy_dir / "state", host_name)
     state = state_file.load()
-    session = HostSession(host_name, deployments[0].host, options.base)
+    session = HostSession(
+        host_name,
+        deployments[0].host,
+        options.base,
+        lambda text: bus.emit(Note(host_name, "", "lock", "info", text)),
+    )
     results: list[DeploymentResult] = []
 
     def on_step(step: str) -> None:
@@ -185,7 +189,7 @@ def _one(
         if options.confirm is not None and not options.confirm(want, outcome):
             result.declined = True
             return
-        session.want_lock(LockRecord.mine(want.host_name, run_id, options.command))
+        session.want_lock(run_id)
         facts = engine.look("under the host lock")
     engine.apply(outcome, facts, options.selection)
     if options.serves:

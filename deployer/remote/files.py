@@ -13,6 +13,7 @@ case $path in /*) ;; *) printf 'not an absolute path\n' >&2; exit 64 ;; esac
 [ ! -d "$path" ] || { printf 'it is a folder\n' >&2; exit 73; }
 # A symlink stays: the file that it points to is replaced.
 if [ -L "$path" ]; then path=$(readlink -f "$path") || exit 73; fi
+(umask 022 && mkdir -p "${path%/*}/") || exit 73
 umask 077
 new=$(mktemp "${path%/*}/.deployer-new.XXXXXXXXXX") || exit 73
 trap 'rm -f "$new"' EXIT

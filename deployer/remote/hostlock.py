@@ -15,11 +15,13 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployer import errors
+from deployer.model import Probe
+from deployer.remote.batch import gather
 from deployer.remote.transport import Answer, Transport
 from deployer.shell import quote
 
@@ -43,6 +45,23 @@ class LockRecord:
     step: str
     since: float
     """Unix seconds, controller clock."""
+
+    @classmethod
+    def mine(cls, host: str, run_id: str, step: str = "") -> LockRecord:
+        """A record of this process, now. `host` is the inventory name of what is locked."""
+        me = this_controller()
+        return cls(
+            owner=f"{_user()}@{me.host}",
+            host=host,
+            pid=os.getpid(),
+            boot=me.boot,
+            start=_start_of(os.getpid()) or 0,
+            machine=me.machine,
+            namespace=me.namespace,
+            run_id=_checked(run_id),
+            step=step,
+            since=time.time(),
+        )
 
     def line(self) -> str:
         """One base64 word."""
@@ -108,29 +127,14 @@ def this_controller() -> Controller:
     )
 
 
-def new_record(host: str, run_id: str, step: str = "") -> LockRecord:
-    """A record of this process, now. `host` is the inventory name of what is locked."""
-    me = this_controller()
-    return LockRecord(
-        owner=f"{_user()}@{me.host}",
-        host=host,
-        pid=os.getpid(),
-        boot=me.boot,
-        start=_start_of(os.getpid()) or 0,
-        machine=me.machine,
-        namespace=me.namespace,
-        run_id=run_id,
-        step=step,
-        since=time.time(),
-    )
-
-
 def is_stale(record: LockRecord, me: Controller) -> str | None:
     """Why the holder is proven dead, or None. Only a holder on this very machine can be proven."""
-    same_machine = record.machine == me.machine != "" and record.owner.endswith(f"@{me.host}")
-    if not same_machine or not record.boot or not me.boot:
+    if not record.boot or not me.boot:
         return None
     if record.boot != me.boot:
+        # Another boot proves a reboot only where the machine is known to be the same.
+        if not (record.machine == me.machine != "" and record.owner.endswith(f"@{me.host}")):
+            return None
         return f"{me.host} has been rebooted since"
     if record.namespace != me.namespace or not me.namespace or not record.start:
         return None
@@ -271,40 +275,51 @@ def refuse_unless_taken(outcome: Outcome, host: str) -> None:
 
 
 class HostLock:
-    """The lock of one host, for one run. `host` is the inventory name."""
+    """The lock of one host, for one run. `me` is the controller that proves others dead."""
 
-    def __init__(
-        self, transport: Transport, record: LockRecord, me: Controller, path: str = LOCK
-    ) -> None:
-        self.transport = transport
+    def __init__(self, record: LockRecord, me: Controller | None = None, path: str = LOCK) -> None:
         self.record = record
-        self._me = me
+        self._me = me or this_controller()
         self._path = path
 
-    def acquire(self) -> Taken:
+    def acquire(self, transport: Transport) -> Taken:
         """Takes the lock, also from a holder that is proven dead. Raises LockHeld, LockUnknown."""
-        outcome = self._ask(self.prelude())
-        return self.settle(outcome)
+        return self.settle(transport, self._ask(transport, self.prelude()))
+
+    def acquire_and_gather(
+        self, transport: Transport, probes: Sequence[Probe]
+    ) -> dict[type, object]:
+        """Takes the lock and runs the probes under it, in one exec.
+
+        Raises LockHeld and LockUnknown, and what `batch.gather` raises; the lock is ours after the
+        latter.
+        """
+        return gather(
+            transport,
+            probes,
+            prelude=self.prelude(),
+            on_prelude=lambda _, printed: self.settle(transport, parse_outcome(printed)),
+        )
 
     def prelude(self) -> str:
-        """For `batch.gather(prelude=...)`; hand its output to `settle(parse_outcome(...))`."""
+        """sh text that tries; its output is for `settle(transport, parse_outcome(output))`."""
         return acquire_prelude(self.record, path=self._path)
 
-    def settle(self, outcome: Outcome) -> Taken:
+    def settle(self, transport: Transport, outcome: Outcome) -> Taken:
         """Ends an attempt: taken, or one more try when the holder is proven dead, or raises."""
         stolen = None
         if isinstance(outcome, Held) and outcome.record is not None:
             stolen = is_stale(outcome.record, self._me)
             if stolen is not None:
                 again = acquire_prelude(self.record, stale=outcome.run_id, path=self._path)
-                outcome = self._ask(again)
+                outcome = self._ask(transport, again)
         refuse_unless_taken(outcome, self.record.host)
         return Taken(stolen or "")
 
-    def update_step(self, step: str) -> None:
+    def enter(self, transport: Transport, step: str) -> None:
         """Says which step runs. Raises LockHeld when the lock is no longer ours."""
         self.record = dataclasses.replace(self.record, step=step)
-        answer = self.transport.run(update_script(self.record, self._path))
+        answer = transport.run(update_script(self.record, self._path))
         if answer.exit == 75:
             raise errors.LockHeld(
                 f"the lock of this run was taken away (now: {answer.text.strip() or 'nobody'})",
@@ -314,15 +329,15 @@ class HostLock:
         if answer.exit != 0:
             raise self._unknown(answer)
 
-    def release(self) -> None:
+    def release(self, transport: Transport) -> None:
         """Gives it back; nothing happens when it is not ours."""
-        answer = self.transport.run(release_script(self.record.run_id, self._path))
+        answer = transport.run(release_script(self.record.run_id, self._path))
         if answer.exit != 0:
             raise self._unknown(answer)
 
-    def _ask(self, script: str) -> Outcome:
+    def _ask(self, transport: Transport, script: str) -> Outcome:
         try:
-            answer = self.transport.run(script)
+            answer = transport.run(script)
         except errors.Unreachable as error:
             return NotAsked(str(error))
         outcome = parse_outcome(answer.stdout)
