@@ -20,9 +20,13 @@ MISLEADING = re.compile(
     r"|\[http_server\] Error: "
 )
 """Lines that are never shown as a cause."""
+HEADLINE = re.compile(r"[Ss]igquit|SIGQUIT")
 NOISE = re.compile(
     r'INFO: .* HTTP/1\.1"|^\s*(?:File "|\^+$|raise |~+)|^Traceback |^\s{4,}\S|^usage: |^\s+\[--'
 )
+SHELL_WORD = re.compile(r"^(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.{0,40}$")
+"""What the shell above the server writes when a signal ended it."""
+TRAFFIC = re.compile(r'INFO: .* HTTP/1\.1"|Prefill batch,|Decode batch,|^\s*[\^~]+\s*$')
 MAX_LINE = 500
 
 
@@ -253,7 +257,7 @@ def classify(log_text: str, exit_code: int | None, phase: str = "starting") -> F
     `exit_code` is 0..255, -n for signal n, None when the process vanished or still runs.
     """
     lines = [line for line in re.split(r"[\r\n]", log_text) if line.strip() and not is_bar(line)]
-    if not lines:
+    if not [line for line in lines if not SHELL_WORD.match(line)]:
         return Failure(
             "died-silent",
             "",
@@ -273,6 +277,13 @@ def classify(log_text: str, exit_code: int | None, phase: str = "starting") -> F
     if exit_code == -15:
         return Failure(
             "asked-to-stop", "", "somebody stopped the server: run `deploy up` again", False
+        )
+    if exit_code == -9 and not any(HEADLINE.search(line) for line in lines):
+        return Failure(
+            "killed",
+            "",
+            "it was killed from outside: look for the out-of-memory killer in `dmesg` on the host",
+            False,
         )
     raised = [line for line in telling if EXCEPTION.match(line)]
     if raised:
@@ -299,7 +310,8 @@ def fatal_while_alive(log_text: str) -> bool:
 def telling_lines(log_text: str, count: int = 12) -> tuple[str, ...]:
     """The last lines that say something: no bars, no headlines that mislead."""
     lines = [line for line in re.split(r"[\r\n]", log_text) if line.strip() and not is_bar(line)]
-    return tuple(_cut(line) for line in lines if not MISLEADING.search(line))[-count:]
+    told = (line for line in lines if not (MISLEADING.search(line) or TRAFFIC.search(line)))
+    return tuple(_cut(line) for line in told)[-count:]
 
 
 def _between(phase: str, span: tuple[str, str]) -> bool:

@@ -160,6 +160,12 @@ class LaunchStep(Step):
             fingerprint=mark,
             argv=argv,
         )
+        for earlier in context.state.launches:
+            # One of ours at a time: what is not known to have ended has died meanwhile.
+            if earlier.verdict in {"starting", "ready"}:
+                earlier.verdict = "failed: died"
+            elif earlier.verdict == "good":
+                earlier.verdict = "stopped"
         context.state.launches.append(launch)
         del context.state.launches[:-KEPT_LAUNCHES]
         context.save()
