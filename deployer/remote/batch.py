@@ -246,7 +246,7 @@ def gather(
     *,
     prelude: str = "",
     postlude: str = "",
-    on_prelude: Callable[[Answer, bytes], None] | None = None,
+    on_prelude: Callable[[Answer, bytes], object] | None = None,
     nonce: str | None = None,
 ) -> dict[type, object]:
     """Runs all probes in one exec. `on_prelude` sees what the prelude printed, and may raise.

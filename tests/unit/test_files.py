@@ -40,16 +40,22 @@ def test_write_keeps_owner_and_symlink(transport: LocalTransport, tmp_path: Path
 
 
 def test_write_says_why_not(transport: LocalTransport, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(errors.RemoteCommandFailed, match="could not write") as caught:
-        write_atomic(transport, str(tmp_path / "none" / "x"), b"x")
-    assert caught.value.where == "here" and "No such file" in caught.value.evidence[0]
+        write_atomic(transport, str(tmp_path / "file" / "x"), b"x")
+    assert caught.value.where == "here" and "file" in caught.value.evidence[0]
     with pytest.raises(errors.RemoteCommandFailed) as caught:
         write_atomic(transport, str(tmp_path), b"x")
     assert caught.value.evidence == ("it is a folder",)
     with pytest.raises(errors.RemoteCommandFailed) as caught:
         write_atomic(transport, "relative", b"x")
     assert caught.value.evidence == ("not an absolute path",)
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_write_makes_its_folder(transport: LocalTransport, tmp_path: Path) -> None:
+    write_atomic(transport, str(tmp_path / "a" / "b" / "x"), b"x")
+    assert (tmp_path / "a" / "b" / "x").read_bytes() == b"x"
 
 
 def test_a_short_write_changes_nothing(transport: LocalTransport, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from deployer import errors
 from deployer.model import Probe, ProbeOutput, Where
-from deployer.remote.batch import gather
 from deployer.remote.hostlock import (
     Controller,
     Held,
@@ -19,7 +18,6 @@ from deployer.remote.hostlock import (
     NotAsked,
     Taken,
     is_stale,
-    new_record,
     parse_outcome,
     parse_record,
     read_lock,
@@ -45,25 +43,25 @@ def path(tmp_path: Path) -> str:
 
 
 def test_taken_held_released(transport: LocalTransport, path: str) -> None:
-    mine, other = (HostLock(transport, record, ME, path) for record in (RECORD, OTHER))
-    assert mine.acquire() == Taken()
-    assert mine.acquire() == Taken()
+    mine, other = (HostLock(record, ME, path) for record in (RECORD, OTHER))
+    assert mine.acquire(transport) == Taken()
+    assert mine.acquire(transport) == Taken()
     with pytest.raises(errors.LockHeld) as caught:
-        other.acquire()
+        other.acquire(transport)
     assert "o'neil \"é\n$(x)@desk (run r1, pid 77) since 1970-01-01 00:00:00 UTC" in str(
         caught.value
     )
     assert "deploy unlock kpro5" in caught.value.fix
-    other.release()
-    mine.update_step("shards")
+    other.release(transport)
+    mine.enter(transport, "shards")
     held = read_lock(transport, path)
     assert held == Held(dataclasses.replace(RECORD, step="shards"), "r1")
-    mine.release()
-    mine.release()
+    mine.release(transport)
+    mine.release(transport)
     assert read_lock(transport, path) is None
-    assert other.acquire() == Taken()
+    assert other.acquire(transport) == Taken()
     with pytest.raises(errors.LockHeld, match=r"taken away \(now: r2\)"):
-        mine.update_step("venv")
+        mine.enter(transport, "venv")
     assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
 
 
@@ -71,9 +69,9 @@ def test_one_of_twenty_gets_it(transport: LocalTransport, path: str) -> None:
     got: list[str] = []
 
     def take(run_id: str) -> None:
-        lock = HostLock(transport, dataclasses.replace(OTHER, run_id=run_id), ME, path)
+        lock = HostLock(dataclasses.replace(OTHER, run_id=run_id), ME, path)
         try:
-            lock.acquire()
+            lock.acquire(transport)
         except errors.LockHeld:
             return
         got.append(run_id)
@@ -89,45 +87,31 @@ def test_one_of_twenty_gets_it(transport: LocalTransport, path: str) -> None:
 
 def test_it_travels_with_the_probes(transport: LocalTransport, path: str) -> None:
     probe = Probe("a", Where.HOST, "echo hi", lambda output: output)
-    lock = HostLock(transport, RECORD, ME, path)
+    lock = HostLock(RECORD, ME, path)
     before = transport.runs
-    facts = gather(
-        transport,
-        [probe],
-        prelude=lock.prelude(),
-        on_prelude=lambda answer, printed: lock.settle(parse_outcome(printed)) and None,
-    )
+    facts = lock.acquire_and_gather(transport, [probe])
     assert facts == {ProbeOutput: ProbeOutput(0, b"hi\n", b"")}
     assert transport.runs == before + 1
-    other = HostLock(transport, OTHER, ME, path)
+    other = HostLock(OTHER, ME, path)
     with pytest.raises(errors.LockHeld):
-        gather(
-            transport,
-            [probe],
-            prelude=other.prelude(),
-            on_prelude=lambda answer, printed: other.settle(parse_outcome(printed)) and None,
-        )
+        other.acquire_and_gather(transport, [probe])
 
 
 def test_the_probes_still_run_when_a_dead_holder_was_replaced(
     transport: LocalTransport, path: str
 ) -> None:
     dead = dataclasses.replace(RECORD, pid=78, run_id="dead")
-    HostLock(transport, dead, ME, path).acquire()
-    lock = HostLock(transport, RECORD, ME, path)
-    facts = gather(
-        transport,
-        [Probe("a", Where.HOST, "echo hi", lambda output: output)],
-        prelude=lock.prelude(),
-        on_prelude=lambda answer, printed: lock.settle(parse_outcome(printed)) and None,
-    )
+    HostLock(dead, ME, path).acquire(transport)
+    lock = HostLock(RECORD, ME, path)
+    probe = Probe("a", Where.HOST, "echo hi", lambda output: output)
+    facts = lock.acquire_and_gather(transport, [probe])
     assert facts == {ProbeOutput: ProbeOutput(0, b"hi\n", b"")}
 
 
 def test_a_dead_holder_is_replaced(transport: LocalTransport, path: str) -> None:
     dead = dataclasses.replace(RECORD, pid=78, run_id="dead")
-    HostLock(transport, dead, ME, path).acquire()
-    taken = HostLock(transport, RECORD, ME, path).acquire()
+    HostLock(dead, ME, path).acquire(transport)
+    taken = HostLock(RECORD, ME, path).acquire(transport)
     assert taken == Taken("pid 78 on desk is gone")
     held = read_lock(transport, path)
     assert held is not None and held.run_id == "r1"
@@ -136,17 +120,17 @@ def test_a_dead_holder_is_replaced(transport: LocalTransport, path: str) -> None
 
 def test_a_lock_that_changed_hands_is_not_stolen(transport: LocalTransport, path: str) -> None:
     """Between the proof and the theft someone else replaced the dead one."""
-    HostLock(transport, OTHER, ME, path).acquire()
+    HostLock(OTHER, ME, path).acquire(transport)
     dead = dataclasses.replace(RECORD, pid=78, run_id="dead")
     with pytest.raises(errors.LockHeld, match="ann@laptop"):
-        HostLock(transport, RECORD, ME, path).settle(Held(dead, "dead"))
+        HostLock(RECORD, ME, path).settle(transport, Held(dead, "dead"))
     held = read_lock(transport, path)
     assert held is not None and held.run_id == "r2"
 
 
 def test_unlock_says_who(transport: LocalTransport, path: str) -> None:
     assert unlock(transport, path) is None
-    HostLock(transport, OTHER, ME, path).acquire()
+    HostLock(OTHER, ME, path).acquire(transport)
     assert unlock(transport, path) == Held(OTHER, "r2")
     assert read_lock(transport, path) is None
 
@@ -154,23 +138,23 @@ def test_unlock_says_who(transport: LocalTransport, path: str) -> None:
 def test_could_not_ask(transport: LocalTransport, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(errors.LockUnknown, match="cannot make"):
-        HostLock(transport, RECORD, ME, str(tmp_path / "file" / "lock")).acquire()
+        HostLock(RECORD, ME, str(tmp_path / "file" / "lock")).acquire(transport)
     (tmp_path / "lock").mkdir()
     with pytest.raises(errors.LockUnknown, match="is a folder"):
-        HostLock(transport, RECORD, ME, str(tmp_path / "lock")).acquire()
+        HostLock(RECORD, ME, str(tmp_path / "lock")).acquire(transport)
     cut = ScriptedTransport(errors.ConnectionLost("gone"))
     with pytest.raises(errors.LockUnknown, match="gone"):
-        HostLock(cut, RECORD, ME).acquire()
+        HostLock(RECORD, ME).acquire(cut)
 
 
 def test_an_unreadable_record_is_held_not_free(transport: LocalTransport, path: str) -> None:
     Path(path).parent.mkdir()
     Path(path).write_text("junk\nnot base64\n")
     with pytest.raises(errors.LockHeld, match="run junk"):
-        HostLock(transport, RECORD, ME, path).acquire()
+        HostLock(RECORD, ME, path).acquire(transport)
     Path(path).write_text("")
     with pytest.raises(errors.LockHeld):
-        HostLock(transport, RECORD, ME, path).acquire()
+        HostLock(RECORD, ME, path).acquire(transport)
 
 
 @pytest.mark.parametrize(
@@ -182,7 +166,8 @@ def test_an_unreadable_record_is_held_not_free(transport: LocalTransport, path: 
         ({"start": 499}, "pid 77 on desk is another process now"),
         ({"machine": "m2", "boot": "b0"}, None),
         ({"machine": "", "boot": "b0"}, None),
-        ({"owner": "ann@laptop", "pid": 78}, None),
+        ({"owner": "ann@laptop", "boot": "b0"}, None),
+        ({"machine": "m2", "pid": 78}, "pid 78 on desk is gone"),
         ({"namespace": "pid:[2]", "pid": 78}, None),
         ({"boot": "", "pid": 78}, None),
         ({"start": 0, "pid": 78}, None),
@@ -198,7 +183,7 @@ def test_nothing_is_proven_where_nothing_is_known() -> None:
 
 
 def test_our_own_record_is_alive() -> None:
-    record = new_record("kpro5", "r1", "venv")
+    record = LockRecord.mine("kpro5", "r1", "venv")
     assert is_stale(record, this_controller()) is None
     assert parse_record(record.line()) == record
     assert "in step venv" in record.describe()
