@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "docker" / "hub"))
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docker" / "hub"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from hub import Hub
 from local_transport import LocalTransport, shell_path
 
@@ -38,6 +37,7 @@ from deployer.steps.shards_download import _start, job_name
 from deployer.steps.shards_facts import ShardsFact
 
 pytestmark = pytest.mark.container
+ROOT = Path(__file__).resolve().parents[2]
 AGENT = ROOT / "deployer" / "agents" / "range_agent.py"
 SHARD = "00002-of"
 
