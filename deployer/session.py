@@ -22,34 +22,12 @@ from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
 from deployer.remote.batch import gather
 from deployer.remote.connect import open_guest, open_host
-from deployer.remote.hostlock import (
-    HostLock,
-    Outcome,
-    Taken,
-    new_record,
-    parse_outcome,
-    this_controller,
-)
-from deployer.remote.transport import Answer, Transport
+from deployer.remote.hostlock import HostLock, LockRecord
+from deployer.remote.transport import Transport
 from deployer.steps.base import Step
 
 REFUSALS = (AuthenticationRefused, HostKeyChanged, HostKeyUnknown)
 """A guest that is silent for one of these will not answer later either."""
-
-
-class _LockNotFree(Exception):
-    """The lock's answer, when it is not `taken`: the probes behind it did not run."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        super().__init__()
-        self.outcome = outcome
-
-
-def _only_when_taken(answer: Answer, printed: bytes) -> None:
-    del answer
-    outcome = parse_outcome(printed)
-    if not isinstance(outcome, Taken):
-        raise _LockNotFree(outcome)
 
 
 class HostSession:
@@ -86,8 +64,7 @@ class HostSession:
     def want_lock(self, run_id: str) -> None:
         """The next look takes the host lock first, in the same exec."""
         if self._lock is None:
-            record = new_record(self.host_name, run_id)
-            self._lock = HostLock(self.host_transport, record, this_controller())
+            self._lock = HostLock(LockRecord.mine(self.host_name, run_id))
 
     def look(self, want: Deployment, steps: Sequence[Step]) -> Facts:
         """Runs the probes of all steps, one exec a target, both targets at once.
@@ -114,18 +91,9 @@ class HostSession:
         return Facts(values, silent)
 
     def _ask_host(self, probes: Sequence[Probe]) -> Mapping[type, object]:
-        lock = self._lock
-        if lock is None or self.locked:
+        if self._lock is None or self.locked:
             return gather(self.host_transport, probes)
-        try:
-            facts = gather(
-                self.host_transport, probes, prelude=lock.prelude(), on_prelude=_only_when_taken
-            )
-        except _LockNotFree as answer:
-            stolen = lock.settle(answer.outcome).stolen
-            self.locked = True
-            self.on_note(f"took the host lock over from a dead run: {stolen}")
-            return gather(self.host_transport, probes)
+        facts = self._lock.acquire_and_gather(self.host_transport, probes)
         self.locked = True
         return facts
 
@@ -144,13 +112,13 @@ class HostSession:
     def entered(self, step: str) -> None:
         """Tells the lock's record which step runs now."""
         if self._lock is not None and self.locked:
-            self._lock.update_step(step)
+            self._lock.enter(self.host_transport, step)
 
     def close(self, on_problem: Callable[[str], None]) -> None:
         """Releases the host lock and ends the connections; what failed is told, not raised."""
         try:
             if self._lock is not None and self.locked:
-                self._lock.release()
+                self._lock.release(self.host_transport)
                 self.locked = False
         except DeployError as error:
             on_problem(f"the host lock could not be released: {error}; `deploy unlock` does it")
