@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from typing import ClassVar
 
 from deployer import gpu, proxmox
 from deployer.deployment import Deployment
 from deployer.errors import RemoteCommandFailed, StepBlocked, StepFailed
+from deployer.events import ChangeDone, ChangeStarted
 from deployer.model import Change, Facts, Plan, Probe, Procedure, Shell, Where, WriteFile
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
@@ -68,7 +70,12 @@ class GpusStep(Step):
         """Binds with the guarded script, then writes what makes it last."""
         for change in plan.changes:
             if isinstance(change.action, Procedure):
+                ids = (context.want.host_name, context.want.id)
+                context.bus.emit(ChangeStarted(*ids, context.step, change.title))
+                began = time.monotonic()
                 self._bind(context, change)
+                seconds = time.monotonic() - began
+                context.bus.emit(ChangeDone(*ids, context.step, change.title, seconds))
         kept = tuple(one for one in plan.changes if not isinstance(one.action, Procedure))
         if kept:
             super().apply(context, facts, Plan.change(plan.reason, *kept))
@@ -218,6 +225,8 @@ def _persist(want: Deployment, seen: GpuFacts) -> list[Change]:
     text = unit_text(want.id, want.gpus, want.playbook.gpus.unbind_timeout_s)
     ours = dict(seen.ours)
     reason = "at boot the GPUs and their nodes must be ready before the guests start"
+    if back := proxmox.takes_back(seen.boot, {one.address: one.id for one in seen.functions}):
+        reason += f", whatever {', '.join(source.place for source in back)} does"
     changes = []
     for path, content, mode in ((BOOT_SCRIPT, SCRIPT, 0o755), (unit_path, text, 0o644)):
         if ours.get(path) != hashlib.sha256(content.encode()).hexdigest():

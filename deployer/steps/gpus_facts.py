@@ -88,7 +88,7 @@ for file in "$ROOT"/etc/driverctl.d/*; do
 done
 tr ' ' '\n' <"$ROOT/proc/cmdline" 2>/dev/null |
   sed -n -e '/vfio-pci/s,^,boot /proc/cmdline:1 ,p' -e '/blacklist=/s,^,boot /proc/cmdline:1 ,p'
-for file in "$ROOT"/usr/local/lib/deployer/gpus.sh \
+for file in "$ROOT"/usr/local/sbin/deployer-gpus \
   "$ROOT"/etc/systemd/system/deployer-gpus-*.service; do
   [ -f "$file" ] && echo "ours ${file#"$ROOT"} $(sha256sum <"$file" | cut -d ' ' -f 1)"
 done

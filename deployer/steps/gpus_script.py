@@ -16,10 +16,11 @@ STUCK = 75
 HELD = 76
 FAILED = 77
 
-BOOT_SCRIPT = "/usr/local/lib/deployer/gpus.sh"
+BOOT_SCRIPT = "/usr/local/sbin/deployer-gpus"
 UNIT_FOLDER = "/etc/systemd/system"
 
-SCRIPT = r"""# Usage: gpus.sh DEADLINE_S ADDRESS...   Brings these PCI functions to nvidia.
+SCRIPT = r"""#!/bin/sh
+# Usage: deployer-gpus DEADLINE_S ADDRESS...   Brings these PCI functions to nvidia.
 # Exit: 0 done, 75 a write to sysfs never returned, 76 a GPU is in use, 77 another failure.
 export LC_ALL=C
 ROOT=${DEPLOYER_ROOT-}

@@ -154,7 +154,7 @@ def test_persist_writes_files_of_ours_once() -> None:
     want = deployment(gpus={"persist": "change"})
     decided = GpusStep().plan(want, facts(on_nvidia(), DRIVER), DeploymentState())
     assert [change.title for change in decided.changes] == [
-        "write /usr/local/lib/deployer/gpus.sh",
+        "write /usr/local/sbin/deployer-gpus",
         "write /etc/systemd/system/deployer-gpus-qwen.service",
         "enable deployer-gpus-qwen.service",
     ]
@@ -168,7 +168,14 @@ def test_persist_writes_files_of_ours_once() -> None:
     assert again.state is PlanState.NOTHING
     unit = written[1].content.decode()  # type: ignore[union-attr]
     assert "Before=pve-guests.service" in unit
-    assert f"gpus.sh 20 {A} {B}" in unit
+    assert f"deployer-gpus 20 {A} {B}" in unit
+
+
+def test_persist_names_what_it_works_against() -> None:
+    boot = (proxmox.BootSource("/etc/modprobe.d/vfio.conf:2", "options vfio-pci ids=10de:2230"),)
+    seen = facts(on_nvidia(boot=boot), DRIVER)
+    decided = GpusStep().plan(deployment(), seen, DeploymentState())
+    assert "/etc/modprobe.d/vfio.conf:2" in decided.changes[0].reason
 
 
 def test_report_names_what_takes_it_back() -> None:
