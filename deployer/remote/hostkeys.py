@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deployer import errors
-from deployer.remote.socket import Dial, import_paramiko
 
 if TYPE_CHECKING:
     import socket
@@ -210,8 +209,7 @@ def fetch_key(
     from deployer.remote.sshlogin import Peer, dialled, handshake
 
     peer = Peer(address, f"{address}:{port}", timeout_s)
-    connection = sock or dialled(Dial, address, port, peer)
-    import_paramiko()
+    connection = sock or dialled(address, port, peer)
     transport = handshake(connection, peer, [])
     try:
         return of_transport(transport)

@@ -55,13 +55,17 @@ class PctTransport:
             if new and on_stdout is not None:
                 on_stdout(new)
 
-        outer = self._host.run(
-            _EXEC if framed.stdin else _EXEC_WITHOUT_STDIN,
-            args=(str(self._vmid), *framed.argv),
-            stdin=framed.stdin,
-            timeout_s=timeout_s,
-            on_stdout=feed,
-        )
+        try:
+            outer = self._host.run(
+                _EXEC if framed.stdin else _EXEC_WITHOUT_STDIN,
+                args=(str(self._vmid), *framed.argv),
+                stdin=framed.stdin,
+                timeout_s=timeout_s,
+                on_stdout=feed,
+            )
+        except (errors.DeadlineExceeded, errors.ConnectionLost) as error:
+            error.evidence = parser.evidence()
+            raise
         parser.err.feed(outer.stderr)
         if parser.complete:
             return parser.answer()
@@ -110,5 +114,5 @@ class PctTransport:
             f"the answer through pct exec {begun} (status {outer.exit})",
             where=self._name,
             fix="" if parser.out.begun else f"look at `pct exec {self._vmid} -- true` on {host}",
-            evidence=evidence or parser.evidence(),
+            evidence=parser.evidence() if parser.out.begun else evidence,
         )

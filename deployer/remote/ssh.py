@@ -41,6 +41,7 @@ class SshTransport:
         self._lock = threading.Lock()
         self._transport: paramiko.Transport | None = None
         self._gateway: SshTransport | None = None
+        self._closes = 0
 
     @property
     def name(self) -> str:
@@ -62,13 +63,14 @@ class SshTransport:
         exchange = _Exchange(self._name, transport, framed, timeout_s, on_stdout)
         try:
             return exchange.run()
-        except errors.Unreachable:
-            # Frozen or dead: nothing may be left waiting on this connection.
+        except BaseException:
+            # Frozen, dead or interrupted: nothing may be left waiting on this connection.
             self.close()
             raise
 
     def close(self) -> None:
-        """Ends the connection; a `run` in another thread raises ConnectionLost."""
+        """Ends the connection; a `run` in another thread raises ConnectionLost. Idempotent."""
+        self._closes += 1
         transport, self._transport = self._transport, None
         if transport is not None:
             transport.close()
@@ -115,12 +117,16 @@ class SshTransport:
             if transport is not None and transport.is_active():
                 return transport
             self.close()
+            closes = self._closes
             endpoint = self._resolve()
             if endpoint.gateway is None:
                 transport = login(endpoint)
             else:
                 transport = self._login_through(endpoint, endpoint.gateway)
             self._transport = transport
+            if self._closes != closes:
+                self.close()
+                raise errors.ConnectionLost("closed while connecting", where=self._name)
             return transport
 
     def _login_through(self, endpoint: Endpoint, gateway: Endpoint) -> paramiko.Transport:

@@ -49,7 +49,8 @@ def authenticate(transport: paramiko.Transport, endpoint: Endpoint) -> None:
             except paramiko.AuthenticationException as error:
                 if "timeout" in str(error).lower():
                     raise errors.Unreachable(
-                        f"{endpoint.place} gave no answer to the login in {endpoint.connect_timeout_s:g} s",
+                        f"{endpoint.place} gave no answer to the login within "
+                        f"{endpoint.connect_timeout_s:g} s",
                         where=endpoint.name,
                         fix="look at the machine's console (PAM, DNS, a full disk can stop sshd)",
                     ) from error

@@ -52,7 +52,7 @@ def login(endpoint: Endpoint, opener: Opener | None = None) -> paramiko.Transpor
 
     def attempt() -> paramiko.Transport:
         if opener is None:
-            connection = dialled(Dial, endpoint.address, endpoint.port, peer)
+            connection = dialled(endpoint.address, endpoint.port, peer)
         else:
             connection = opener(peer.timeout_s)
         return handshake(connection, peer, hostkeys.preferred_types(known))
@@ -93,12 +93,10 @@ def _with_retry(attempt: Callable[[], paramiko.Transport]) -> paramiko.Transport
     return retrying(attempt)
 
 
-def dialled(
-    dial: Callable[[str, int, float], Dial], address: str, port: int, peer: Peer
-) -> socket.socket:
+def dialled(address: str, port: int, peer: Peer) -> socket.socket:
     """A connected socket; paramiko is imported while the packets travel."""
     try:
-        attempt = dial(address, port, peer.timeout_s)
+        attempt = Dial(address, port, peer.timeout_s)
         try:
             import_paramiko()
             return attempt.finish()

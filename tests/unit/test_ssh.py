@@ -1,0 +1,194 @@
+"""Where a target is, how failures are told, what is imported. No network."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deployer import errors
+from deployer.inventory import Ssh
+from deployer.remote import sshconfig, sshlogin
+from deployer.remote.sshconfig import Endpoint, resolve, split_port
+from deployer.remote.sshlogin import DroppedEarly, Peer
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "home"
+    (folder / ".ssh").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setattr(sshconfig, "SYSTEM_CONFIG", tmp_path / "etc/ssh_config")
+    (tmp_path / "etc").mkdir()
+    return folder
+
+
+def endpoint(home: Path, config: str = "", **entry: Any) -> Endpoint:
+    (home / ".ssh/config").write_text(config)
+    return resolve("kpro5", Ssh(**{"address": "box", **entry}), Path("/srv/inventory"))
+
+
+def test_defaults(home: Path) -> None:
+    found = endpoint(home)
+    assert (found.place, found.user, found.gateway, found.use_agent) == ("box:22", "root", None, 1)
+    assert found.key_name == "box"
+    assert [path.name for path in found.identity_files] == ["id_ed25519", "id_ecdsa", "id_rsa"]
+    assert found.known_hosts[0] == home / ".ssh/known_hosts"
+    assert Path("/etc/ssh/ssh_known_hosts") in found.known_hosts
+
+
+def test_config_fills_what_the_inventory_leaves_out(home: Path) -> None:
+    config = """
+Host box
+    HostName 192.0.2.9
+    Port 2222
+    User admin
+    IdentityFile ~/keys/%h
+    UserKnownHostsFile ~/known "~/two words"
+Host *
+    User nobody
+"""
+    found = endpoint(home, config)
+    assert (found.place, found.user) == ("192.0.2.9:2222", "admin")
+    assert found.key_name == "[192.0.2.9]:2222"
+    assert found.identity_files == (home / "keys/192.0.2.9",)
+    assert found.known_hosts[:2] == (home / "known", home / "two words")
+
+
+def test_the_inventory_wins(home: Path) -> None:
+    config = "Host box\n Port 1\n User a\n IdentityFile /a\n UserKnownHostsFile /k\n ProxyJump p\n"
+    found = endpoint(
+        home,
+        config,
+        port=5,
+        user="root",
+        identity_file="keys/id",
+        known_hosts="known",
+        gateway="none",
+    )
+    assert (found.port, found.user, found.gateway) == (5, "root", None)
+    assert found.identity_files == (Path("/srv/inventory/keys/id"),)
+    assert found.known_hosts == (Path("/srv/inventory/known"),)
+    assert not found.use_agent
+
+
+def test_user_before_system_and_includes_where_they_stand(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "etc/ssh_config").write_text("Include *.d/*.conf\nHost *\n User late\n")
+    (tmp_path / "etc/x.d").mkdir()
+    (tmp_path / "etc/x.d/1.conf").write_text("Host other\n Port 1\nHost box\n Port 7\n")
+    found = endpoint(home, "Host nobody\n Port 3\n")
+    assert (found.port, found.user) == (7, "late")
+    assert endpoint(home, "Port 4\n").port == 4
+
+
+def test_an_include_does_not_swallow_the_lines_behind_it(home: Path) -> None:
+    (home / ".ssh/more").write_text("Host other\n")
+    assert endpoint(home, "Include more\nPort 77\n").port == 77
+
+
+def test_gateways(home: Path) -> None:
+    config = "Host jump\n HostName 192.0.2.1\n Port 99\n"
+    found = endpoint(home, config, gateway="ops@first,me@jump:2200", known_hosts="known")
+    assert found.gateway is not None
+    assert (found.gateway.place, found.gateway.user) == ("192.0.2.1:2200", "me")
+    assert found.gateway.known_hosts == found.known_hosts
+    assert found.gateway.name == "kpro5 (gateway jump)"
+    assert found.gateway.gateway is not None
+    assert (found.gateway.gateway.place, found.gateway.gateway.user) == ("first:22", "ops")
+    assert found.gateway.gateway.gateway is None
+
+
+def test_proxy_jump_of_the_config_is_followed_but_not_for_ever(home: Path) -> None:
+    found = endpoint(home, "Host box\n ProxyJump jump\nHost jump\n User j\n")
+    assert found.gateway is not None
+    assert (found.gateway.place, found.gateway.user) == ("jump:22", "j")
+    with pytest.raises(errors.DocumentError, match="circle"):
+        endpoint(home, "Host *\n ProxyJump jump\n")
+
+
+def test_proxy_command_is_refused_in_words(home: Path) -> None:
+    with pytest.raises(errors.DocumentError, match="ProxyCommand"):
+        endpoint(home, "Host box\n ProxyCommand nc %h %p\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("box", "box", None),
+        ("box:22", "box", 22),
+        ("[2001:db8::1]:22", "2001:db8::1", 22),
+        ("2001:db8::1", "2001:db8::1", None),
+        ("[2001:db8::1]", "2001:db8::1", None),
+    ],
+)
+def test_places(text: str, host: str, port: int | None) -> None:
+    assert split_port(text) == (host, port)
+
+
+def test_a_port_out_of_range() -> None:
+    with pytest.raises(errors.DocumentError):
+        split_port("box:70000")
+
+
+PEER = Peer("kpro5", "192.0.2.5:22", 15.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "text"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), errors.Unreachable, "refuses"),
+        (ConnectionResetError(errno.ECONNRESET, "x"), DroppedEarly, "reset"),
+        (TimeoutError(errno.ETIMEDOUT, "x"), errors.Unreachable, "within 15 s"),
+        (OSError(errno.EHOSTUNREACH, "No route to host"), errors.Unreachable, "No route to host"),
+        (socket.gaierror(-2, "Name not known"), errors.Unreachable, "cannot be resolved"),
+    ],
+)
+def test_every_way_not_to_connect_has_its_words(
+    error: OSError, kind: type[errors.DeployError], text: str
+) -> None:
+    told = sshlogin._dial_error(error, PEER)
+    assert type(told) is kind
+    assert text in str(told)
+    assert "192.0.2.5" in str(told)
+    assert told.where == "kpro5"
+
+
+def test_only_early_drops_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
+    calls: list[int] = []
+
+    def drop() -> Any:
+        calls.append(1)
+        raise DroppedEarly("x")
+
+    with pytest.raises(DroppedEarly):
+        sshlogin._with_retry(drop)
+    assert len(calls) == sshlogin.ATTEMPTS
+
+    def refuse() -> Any:
+        calls.append(1)
+        raise errors.AuthenticationRefused("x")
+
+    calls.clear()
+    with pytest.raises(errors.AuthenticationRefused):
+        sshlogin._with_retry(refuse)
+    assert len(calls) == 1
+
+
+def test_opening_a_transport_imports_neither_paramiko_nor_invoke(home: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from deployer.inventory import Ssh;"
+        "from deployer.remote.connect import open_host;"
+        "open_host('a', Ssh(address='192.0.2.1'), Path('/'));"
+        "from deployer.remote.sshconfig import resolve; resolve('a', Ssh(address='b'), Path('/'));"
+        "heavy = {'paramiko', 'invoke', 'fabric', 'tenacity', 'cryptography'} & set(sys.modules);"
+        "assert not heavy, heavy;"
+        "from deployer.remote.socket import import_paramiko; import_paramiko();"
+        "assert 'invoke' not in sys.modules; import invoke"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
