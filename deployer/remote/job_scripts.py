@@ -91,12 +91,14 @@ identity() {
 }
 """
 
-# $1 root, $2 name, $3 bytes of the log's end
+# $1 root, $2 name, $3 bytes of the log's end, $4 the id ('' or left out: the current one)
 FIND = (
     STAT
     + _REPORT
-    + r"""id=$(readlink "$1/$2/current") || { printf 'none\n'; exit 0; }
+    + r"""id=${4:-}
+[ -n "$id" ] || id=$(readlink "$1/$2/current") || { printf 'none\n'; exit 0; }
 job=$1/$2/$id
+[ -d "$job" ] || { printf 'none\n'; exit 0; }
 identity
 report tail "$3" "$3"
 """

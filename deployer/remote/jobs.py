@@ -14,7 +14,6 @@ A status above 128 is read as a signal, as sh reports it.
 from __future__ import annotations
 
 import io
-import re
 import tarfile
 import time
 from collections.abc import Callable, Mapping
@@ -22,53 +21,42 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from deployer import errors
-from deployer.model import Probe, ProbeOutput, Where
 from deployer.remote import job_scripts
+from deployer.remote.job_status import (
+    ROOT,
+    TAIL_BYTES,
+    WORD,
+    JobIdentity,
+    JobStatus,
+    check_words,
+    job_probe,
+    parse_status,
+    status_script,
+)
 from deployer.remote.transport import Answer, Transport
-from deployer.shell import assignments, quote
+from deployer.shell import assignments
 
-ROOT = "/var/lib/deployer/jobs"
+__all__ = [
+    "ROOT",
+    "JobIdentity",
+    "JobOverdue",
+    "JobStatus",
+    "Jobs",
+    "StopProof",
+    "job_probe",
+    "new_job_id",
+    "parse_status",
+    "status_script",
+]
+
 KEEP_LOGS = 3
 ROTATE_EVERY_S = 10
-TAIL_BYTES = 4096
 LOST_S = 60.0
 """How long `follow` keeps asking a target that does not answer."""
 
-_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _OWN_FILES = frozenset({"script", "wrapper", "enter", "secrets", "log", "pid", "start", "boot"}) | {
     *("session", "leader", "exit", "progress", "cgroup")
 }
-
-
-@dataclass(frozen=True)
-class JobIdentity:
-    """Boot id + pid + start time (clock ticks). Nothing is signalled or believed on a bare pid."""
-
-    name: str
-    id: str
-    pid: int
-    start: int
-    boot: str
-    session: int
-
-
-@dataclass(frozen=True)
-class JobStatus:
-    """What a job is now. `exit`: 0..255, or -n for signal n, None while it runs or if unknown.
-
-    `alive` False with `exit` None: it vanished without writing its end (kill -9, reboot).
-    """
-
-    identity: JobIdentity
-    alive: bool
-    exit: int | None
-    log: bytes
-    """New log bytes since the offset that was asked for."""
-    inode: int
-    offset: int
-    """Where to ask from next."""
-    progress: str
-    """The job's last progress line, '' when none."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +106,7 @@ class Jobs:
         One of `name` that is alive is returned instead: a second is never started. `secrets` go by
         stdin into the environment of the script (a 0600 file removed once read).
         """
-        _check_words(name, job_id)
+        check_words(name, job_id)
         settings = (log_max_bytes, KEEP_LOGS, self._rotate_every_s)
         answer = self.transport.run(
             job_scripts.START,
@@ -132,13 +120,16 @@ class Jobs:
             raise self._failed(f"job {name}/{job_id} could not be started", answer)
         return status.identity
 
-    def find(self, name: str, *, tail_bytes: int = TAIL_BYTES) -> JobStatus | None:
-        """The newest job of `name`, alive or not; None when there never was one.
+    def find(
+        self, name: str, *, tail_bytes: int = TAIL_BYTES, job_id: str = ""
+    ) -> JobStatus | None:
+        """The newest job of `name` (or `job_id` of it), alive or not; None when there is none.
 
         `log` holds the last `tail_bytes` of its log and `offset` the log's end.
         """
-        _check_words(name)
-        answer = self.transport.run(job_scripts.FIND, args=(self.root, name, str(tail_bytes)))
+        check_words(name, *([job_id] if job_id else []))
+        args = (self.root, name, str(tail_bytes), *([job_id] if job_id else []))
+        answer = self.transport.run(job_scripts.FIND, args=args)
         if answer.exit != 0:
             raise self._failed(f"job {name} could not be looked at", answer)
         return parse_status(name, answer.stdout)
@@ -245,7 +236,7 @@ class Jobs:
 
         The current job and any that is alive stay.
         """
-        _check_words(name)
+        check_words(name)
         answer = self.transport.run(job_scripts.PRUNE, args=(self.root, name, str(keep)))
         if answer.exit != 0:
             raise self._failed(f"old jobs of {name} could not be removed", answer)
@@ -293,94 +284,14 @@ class _Member:
 _FINAL = (errors.AuthenticationRefused, errors.HostKeyUnknown, errors.HostKeyChanged)
 
 
-def status_script(name: str, root: str = ROOT, tail_bytes: int = TAIL_BYTES) -> str:
-    """Read-only sh text that tells of the newest job of `name`; for `parse_status`."""
-    _check_words(name)
-    return f"set -- {quote(root)} {quote(name)} {tail_bytes}\n{job_scripts.FIND}"
-
-
-def parse_status(name: str, raw: bytes) -> JobStatus | None:
-    """The answer of `status_script`: None when there never was a job of `name`.
-
-    Raises RemoteCommandFailed when the answer is not one.
-    """
-    if raw == b"none\n":
-        return None
-    header, found, log = raw.partition(b"\n\n")
-    pairs = (line.partition(" ") for line in header.decode("utf-8", "replace").split("\n"))
-    values = {key: value for key, _, value in pairs}
-    try:
-        if not found:
-            raise ValueError("it has no end")
-        identity = JobIdentity(
-            name,
-            values["id"],
-            int(values["pid"]),
-            int(values["start"]),
-            values["boot"],
-            int(values["session"]),
-        )
-        ended = _parse_exit(values["exit"])
-        return JobStatus(
-            identity,
-            values["alive"] == "yes" and ended is None,
-            ended,
-            log,
-            int(values["inode"]),
-            int(values["from"]) + len(log),
-            values["progress"],
-        )
-    except (KeyError, ValueError) as error:
-        raise errors.RemoteCommandFailed(
-            f"the record of job {name} is damaged: {error}",
-            fix=f"look at {ROOT}/{name} on the target",
-            evidence=tuple(header.decode("utf-8", "replace").splitlines()[:12]),
-        ) from error
-
-
-def _parse_exit(text: str) -> int | None:
-    if not text:
-        return None
-    kind, _, number = text.partition(" ")
-    if kind not in ("code", "signal"):
-        raise ValueError(f"not an exit: {text!r}")
-    return int(number) if kind == "code" else -int(number)
-
-
-def job_probe(
-    name: str, where: Where, fact_type: Callable[[JobStatus | None], object], root: str = ROOT
-) -> Probe:
-    """A probe whose fact is `fact_type(JobStatus | None)`: the newest job of `name`.
-
-    Its `log` is the end of the job's log. An unreadable answer raises and is never "no job".
-    """
-
-    def parse(output: ProbeOutput) -> object:
-        if output.timed_out or output.exit != 0:
-            raise errors.RemoteCommandFailed(
-                f"job {name} could not be looked at"
-                + (" in time" if output.timed_out else f" (exit {output.exit})"),
-                evidence=tuple(output.error_text.splitlines()[-5:]),
-            )
-        return fact_type(parse_status(name, output.stdout))
-
-    return Probe(f"job {name}", where, status_script(name, root), parse)
-
-
 def new_job_id() -> str:
     """A fresh id that sorts by time: `20261130-065420-3fa9`."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{token_hex(2)}"
 
 
-def _check_words(*names: str) -> None:
-    for name in names:
-        if not _WORD.fullmatch(name):
-            raise ValueError(f"not a job name or id: {name!r}")
-
-
 def _tar(script: str, files: Mapping[str, bytes], secrets: Mapping[str, str]) -> bytes:
     """The files of a job's folder as they go over stdin."""
-    taken = [name for name in files if name in _OWN_FILES or not _WORD.fullmatch(name)]
+    taken = [name for name in files if name in _OWN_FILES or not WORD.fullmatch(name)]
     if taken:
         raise ValueError(f"not a name for a file of a job: {taken}")
     members: list[tuple[str, bytes, int]] = [
