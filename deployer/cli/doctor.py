@@ -1,0 +1,110 @@
+"""`deploy doctor`: look at everything, worst problem first, with the action for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import click
+
+from deployer.catalog import Catalog
+from deployer.cli.hosts import exit_code
+from deployer.cli.options import Options, common, targets
+from deployer.cli.output import print_json
+from deployer.cli.status import Look, look_at
+from deployer.errors import DeployError, StepBlocked
+from deployer.findings import Finding, Level, examine, in_order, of_error, of_lock
+from deployer.locallock import read_owner
+from deployer.remote.hostlock import Controller, this_controller
+from deployer.steps.order import all_steps
+from deployer.up import UpOptions
+
+MARKS = {
+    Level.UNREACHABLE: "UNREACHABLE",
+    Level.BLOCKED: "BLOCKED",
+    Level.WARNING: "warning",
+    Level.PENDING: "pending",
+    Level.UNKNOWN: "unknown",
+    Level.FINE: "fine",
+}
+
+
+@click.command("doctor")
+@targets
+@common
+def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
+    """Look at everything, worst problem first, with the action for it; change nothing.
+
+    Exit code 0 when nothing is in the way of `up`, 1 when something is blocked, 3 when a host
+    cannot be reached.
+    """
+    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    me, folder = this_controller(), UpOptions(options.inventory).deploy_dir
+    looks = look_at(options, deployments)
+    found = {look.host_name: host_findings(look, me, folder) for look in looks}
+    code = exit_code(_errors(looks, found))
+    if options.as_json:
+        hosts = [
+            {"host": name, "findings": [one.to_dict() for one in ones]}
+            for name, ones in found.items()
+        ]
+        print_json({"time": time.time(), "exit_code": code, "hosts": hosts})
+        return code
+    for name, ones in found.items():
+        click.echo(f"{name}: {_summary(ones)}")
+        width = max(len(one.where) for one in ones)
+        for one in ones:
+            click.echo(f"  {MARKS[one.level]:<11} {one.where:<{width}}  {one.what}")
+            if one.fix:
+                click.echo(f"  {'':<11} {'':<{width}}  -> {one.fix}")
+    return code
+
+
+def host_findings(look: Look, me: Controller, folder: Path) -> list[Finding]:
+    """Everything found on one host, worst first; `folder` is `.deploy`."""
+    found: list[Finding] = []
+    if look.error is not None:
+        found.append(of_error(look.error, look.host_name))
+    if look.state_error is not None:
+        error = look.state_error
+        found.append(Finding(Level.BLOCKED, error.where or look.host_name, error.what, error.fix))
+    found += _local_lock(look.host_name, folder)
+    for want, facts in look.seen:
+        found += of_lock(look.host_name, facts, me)
+        found += examine(want, facts, look.state_of(want), all_steps())
+    return in_order(found)
+
+
+def _local_lock(host: str, folder: Path) -> list[Finding]:
+    """A run of this machine that is at work. The record of a dead one means nothing: no finding."""
+    owner = read_owner(folder / "locks" / f"{host}.owner.json")
+    if owner is None or not _runs(owner.pid):
+        return []
+    what = f"a run on this machine is at work: {owner.describe(time.time())}"
+    return [Finding(Level.WARNING, host, what, "wait for it, or stop it with Ctrl-C")]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _errors(looks: list[Look], found: dict[str, list[Finding]]) -> list[DeployError | None]:
+    errors: list[DeployError | None] = [look.error for look in looks]
+    blocked = [one for ones in found.values() for one in ones if one.level is Level.BLOCKED]
+    return errors + [StepBlocked(one.what, where=one.where) for one in blocked]
+
+
+def _summary(ones: list[Finding]) -> str:
+    counts: dict[Level, int] = {}
+    for one in ones:
+        counts[one.level] = counts.get(one.level, 0) + 1
+    if set(counts) == {Level.FINE}:
+        return "nothing to do"
+    return ", ".join(f"{count} {level.name.lower()}" for level, count in sorted(counts.items()))
