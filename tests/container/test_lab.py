@@ -236,6 +236,23 @@ def test_faults_on_and_off(kpro5: Machine, guest5: Machine, lab: Lab) -> None:
     lab.lab("ssh", "kpro5-guest", "true")
 
 
+def test_restart_of_a_host_is_a_reboot(kpro5: Machine, guest5: Machine, lab: Lab) -> None:
+    unit = (
+        "[Unit]\nBefore=pve-guests.service\n[Service]\nType=oneshot\n"
+        "ExecStart=/bin/touch /run/before-guests\n"
+    )
+    give_gpus(kpro5)
+    kpro5.sh("for n in 0 1 2 3; do pct set 129 --delete dev$n; done; pct reboot 129").ok()
+    wants = "/etc/systemd/system/multi-user.target.wants"
+    kpro5.sh('mkdir -p "$1" && cat >"$1/test.service"', wants, stdin=unit.encode()).ok()
+    run(["docker", "restart", "-t", "1", "deployer-lab-kpro5"]).ok()
+    lab.lab("up")
+    assert kpro5.driver(FIRST) == "vfio-pci"
+    assert kpro5.sh("ls /dev/nvidia*").exit == 2
+    assert kpro5.sh("test -e /run/before-guests").exit == 0
+    assert guest5.sh("hostname").out == "sglang\n"
+
+
 def test_playbook_names_the_installer_that_is_there(lab: Lab) -> None:
     path = Path(ROOT / "docker" / "playbooks" / "tiny-hybrid.yaml")
     package = yaml.safe_load(path.read_text())["driver"]["package"]

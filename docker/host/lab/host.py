@@ -69,7 +69,7 @@ def install_keys() -> None:
 
 
 def run_units() -> None:
-    """What systemd does at boot with the oneshot units that are enabled: their ExecStart lines."""
+    """What systemd does at boot with enabled units that come before the guests: ExecStart lines."""
     folder = "/etc/systemd/system/multi-user.target.wants"
     if not os.path.isdir(folder):
         return
@@ -77,8 +77,10 @@ def run_units() -> None:
         if not os.path.exists(f"{folder}/{name}"):
             continue
         with open(f"{folder}/{name}") as file:
-            lines = [line.strip() for line in file if line.startswith("ExecStart=")]
-        for line in lines:
+            lines = file.read().splitlines()
+        if not any(line.startswith("Before=") and "pve-guests" in line for line in lines):
+            continue
+        for line in (line for line in lines if line.startswith("ExecStart=")):
             argv = shlex.split(line.partition("=")[2].lstrip("-"))
             done = subprocess.run(argv, check=False, timeout=120)
             print(f"lab: {name}: {argv[0]} ended with {done.returncode}", file=sys.stderr)
