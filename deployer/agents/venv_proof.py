@@ -77,16 +77,16 @@ def runs_on(arch_list: Iterable[str], capability: tuple[int, int]) -> bool:
     return False
 
 
-def check_gpus(wanted: list[str]) -> dict[str, Any]:
-    """Architectures and a kernel on every GPU that torch sees. `wanted`: capabilities, `8.6`."""
+def check_gpus(wanted: int) -> dict[str, Any]:
+    """Architectures and a kernel on every GPU that torch sees; `wanted` is how many at least."""
     import torch  # type: ignore[import-not-found,unused-ignore]
 
     if not torch.cuda.is_available():
         raise Unproven(KERNEL, f"torch {torch.__version__} sees no CUDA (CUDA {torch_cuda(torch)})")
     archs = [str(arch) for arch in torch.cuda.get_arch_list()]
     count = int(torch.cuda.device_count())
-    if count < len(wanted):
-        raise Unproven(KERNEL, f"torch sees {count} GPUs, {len(wanted)} are there")
+    if count < wanted:
+        raise Unproven(KERNEL, f"torch sees {count} GPUs, {wanted} are wanted")
     seen = []
     for index in range(count):
         capability = tuple(torch.cuda.get_device_capability(index))[:2]
@@ -124,7 +124,7 @@ def prove(want: dict[str, Any]) -> dict[str, Any]:
         raise Unproven(VERSIONS, f"{engine} {version} is installed, wanted {want['version']}")
     try:
         importlib.metadata.version("torch")
-        proof = check_gpus(want["capabilities"])
+        proof = check_gpus(int(want["gpus"]))
     except importlib.metadata.PackageNotFoundError:
         proof = {}
     except ImportError as error:

@@ -6,9 +6,10 @@ import re
 from typing import ClassVar
 
 from deployer.deployment import Deployment
+from deployer.errors import StepFailed
 from deployer.model import Change, Facts, Plan, Probe, RunJob
 from deployer.state import DeploymentState
-from deployer.steps.base import Step
+from deployer.steps.base import Step, StepContext
 from deployer.steps.venv_build import build_job, build_path, lock_hash, lock_pins, sm
 from deployer.steps.venv_facts import ComputeFact, Uv, VenvFact, venv_probes
 
@@ -16,6 +17,10 @@ _APT = """export DEBIAN_FRONTEND=noninteractive
 apt-get -o DPkg::Lock::Timeout=120 update || exit $?
 exec apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends python3 python3-venv
 """
+
+
+FLAT_INDEX_SINCE = (0, 8)
+"""uv that knows folders of wheels as indexes; older ones silently ignore them."""
 
 
 class VenvStep(Step):
@@ -51,11 +56,24 @@ class VenvStep(Step):
             )
         return self._build(want, fact, capabilities, reason)
 
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Runs the changes; what the build itself names as its error is the error."""
+        try:
+            super().apply(context, facts, plan)
+        except StepFailed as error:
+            said = [line.removeprefix("error: ") for line in error.evidence if "error: " in line]
+            if not said:
+                raise
+            raise StepFailed(
+                "; ".join(said[-2:]), where=error.where, fix=error.fix, evidence=error.evidence
+            ) from error
+
     def _build(
         self, want: Deployment, fact: VenvFact, capabilities: list[str], reason: str
     ) -> Plan:
         engine = want.playbook.engine
-        uv = usable_uv(fact.uvs, engine.uv_version)
+        newer = FLAT_INDEX_SINCE if engine.find_links else ()
+        uv = usable_uv(fact.uvs, engine.uv_version, newer)
         changes: list[Change] = []
         if not uv and not fact.ensurepip:
             if not fact.apt:
@@ -127,13 +145,18 @@ def same_version(there: str, wanted: str) -> bool:
     return there.partition("+")[0] == wanted.partition("+")[0]
 
 
-def usable_uv(uvs: tuple[Uv, ...], spec: str) -> str:
-    """The path of the first uv that fits `spec` (>=X or ==X); '' when ours must be brought."""
+def usable_uv(uvs: tuple[Uv, ...], spec: str, since: tuple[int, ...] = ()) -> str:
+    """The path of the first uv that fits `spec` (>=X or ==X) and is not older than `since`.
+
+    '' when ours must be brought.
+    """
     match = re.fullmatch(r"(>=|==)\s*(\d+(?:\.\d+)*)", spec.strip())
     if not match:
         return ""
     wanted = tuple(int(number) for number in match[2].split("."))
     for uv in uvs:
+        if uv.version < since:
+            continue
         padded = uv.version + (0,) * (len(wanted) - len(uv.version))
         if (match[1] == ">=" and padded >= wanted) or padded == wanted:
             return uv.path

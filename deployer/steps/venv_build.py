@@ -28,7 +28,8 @@ grow() {
   work=$!
   while kill -0 "$work" 2>/dev/null; do
     kb=$(du -skc "$BUILD" "$UV_CACHE_DIR" 2>/dev/null | tail -n 1 | cut -f 1)
-    printf '{"bytes": %s}\n' "$((${kb:-0} * 1024))" >progress.tmp && mv -f progress.tmp progress
+    printf '{"what": "install", "done": %s, "unit": "bytes"}\n' "$((${kb:-0} * 1024))" \
+      >progress.tmp && mv -f progress.tmp progress
     sleep 1
   done
   wait "$work"
@@ -48,6 +49,11 @@ if [ -z "$UV" ]; then
   UV=$OWN_UV
 fi
 "$UV" --version || die "$UV does not run"
+if [ -e uv.toml ]; then
+  UV_CONFIG_FILE=$PWD/uv.toml
+  export UV_CONFIG_FILE
+  set --
+fi
 
 built=no
 if [ -e "$BUILD/complete" ]; then
@@ -99,6 +105,18 @@ def has_hashes(lock_text: str) -> bool:
     return "--hash=" in lock_text
 
 
+def local_first(find_links: Sequence[str]) -> str:
+    """uv.toml that makes folders of wheels the first indexes.
+
+    With plain --find-links uv merges them with the index and takes the closest platform tag: a
+    local `py3-none-any` wheel then loses to another build of its version.
+    """
+    text = 'index-strategy = "unsafe-first-match"\n'
+    for number, link in enumerate(find_links):
+        text += f'[[index]]\nname = "local-{number}"\nurl = {json.dumps(link)}\nformat = "flat"\n'
+    return text
+
+
 def sm(capabilities: Sequence[str]) -> str:
     """`sm_86`, or `sm_86+sm_90` for a mixed box."""
     return "+".join(f"sm_{c.replace('.', '')}" for c in sorted(set(capabilities)))
@@ -117,8 +135,8 @@ def build_job(
 ) -> RunJob:
     """The job. `uv`: an installed one that is new enough, or '' to bring our own.
 
-    `index_url: none` means that only `find_links` are looked at: an index may hold another build
-    of the very version that a local wheel has, and uv prefers the closer platform tag.
+    Wheels of `find_links` go before the index, which may hold another build of the very same
+    version; `index_url: none` means that nothing else is looked at.
     """
     engine = want.playbook.engine
     build = build_path(want, capabilities, linked)
@@ -159,16 +177,19 @@ def build_job(
         "link": engine.venv,
     }
     agent = resources.files("deployer.agents").joinpath("venv_proof.py").read_bytes()
+    files = {
+        "settings.sh": settings.encode(),
+        "lock.txt": want.lock_text.encode(),
+        "proof.json": json.dumps(proof, indent=1).encode(),
+        "venv_proof.py": agent,
+    }
+    if engine.find_links and engine.index_url != NO_INDEX:
+        files["uv.toml"] = local_first(engine.find_links).encode()
     return RunJob(
         want.guest,
         f"venv-{want.name}",
         assignments(values) + f". ./settings.sh\nset --{links}\n" + _SCRIPT,
-        files={
-            "settings.sh": settings.encode(),
-            "lock.txt": want.lock_text.encode(),
-            "proof.json": json.dumps(proof, indent=1).encode(),
-            "venv_proof.py": agent,
-        },
+        files=files,
         timeout_s=engine.build_timeout_s,
         stall_s=min(STALL_S, engine.build_timeout_s),
     )

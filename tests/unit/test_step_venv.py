@@ -6,18 +6,22 @@ import importlib.util
 import json
 import os
 import subprocess
+import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from deployer.deployment import Deployment
+from deployer.errors import StepFailed
 from deployer.inventory import DeploymentEntry, Host
 from deployer.model import Facts, Plan, PlanState, ProbeOutput, RunJob, Where
 from deployer.playbook import Playbook
 from deployer.state import DeploymentState
+from deployer.steps.base import Step
 from deployer.steps.venv import VenvStep, same_version, usable_uv
 from deployer.steps.venv_build import build_path, has_hashes, lock_hash, lock_pins, sm
 from deployer.steps.venv_facts import ComputeFact, Uv, VenvFact, parse_compute, parse_venv
@@ -132,6 +136,7 @@ def test_uv_versions() -> None:
     assert usable_uv(uvs, "==0.10") == "/b"
     assert usable_uv(uvs, ">=1") == "" and usable_uv((), ">=0.5") == ""
     assert usable_uv(uvs, "~=0.5") == ""
+    assert usable_uv(uvs, ">=0.4", (0, 8)) == "/b"
 
 
 def test_the_job_quotes_keeps_secrets_off_argv_and_says_what_to_prove() -> None:
@@ -158,10 +163,35 @@ def test_the_job_quotes_keeps_secrets_off_argv_and_says_what_to_prove() -> None:
         assert subprocess.run([*shell, "-c", made.script]).returncode == 0
 
 
+def test_local_wheels_go_before_the_index() -> None:
+    made = job(plan(replace(GOOD, kind="none"), find_links=["/srv/my wheels", "/b"]))
+    toml = tomllib.loads(made.files["uv.toml"].decode())
+    assert toml["index-strategy"] == "unsafe-first-match"
+    assert [(one["url"], one["format"]) for one in toml["index"]] == [
+        ("/srv/my wheels", "flat"),
+        ("/b", "flat"),
+    ]
+    assert "uv.toml" not in job(plan(replace(GOOD, kind="none"))).files
+
+
+def test_the_builds_own_error_is_the_error() -> None:
+    class Failing(Step):
+        def apply(self, *_: Any) -> None:
+            lines = ("+ x==1", "error: import sglang: boom", "error: the old one stays")
+            raise StepFailed("job venv-tiny/1 ended with status 21", evidence=lines)
+
+    class Both(VenvStep, Failing):
+        pass
+
+    context: Any = None
+    with pytest.raises(StepFailed, match="import sglang: boom; the old one stays"):
+        Both().apply(context, Facts(), plan())
+
+
 def test_no_index_means_only_the_local_wheels() -> None:
     made = job(plan(replace(GOOD, kind="none"), index_url="none", find_links=["/w"]))
     assert "FLAGS=--no-index" in made.script
-    assert b"DEFAULT_INDEX" not in made.files["settings.sh"]
+    assert b"DEFAULT_INDEX" not in made.files["settings.sh"] and "uv.toml" not in made.files
 
 
 def test_pins_and_hashes_of_a_lock() -> None:
@@ -246,6 +276,58 @@ def test_proof_of_versions() -> None:
     assert caught.value.code == 20
     with pytest.raises(proof.Unproven, match="the lock says 0"):
         proof.check_versions({"pytest": "0"})
+
+
+class Torch(ModuleType):
+    """A stand-in: two GPUs, one of them asked for the sum of eight twos."""
+
+    __version__ = "2.11.0+cu130"
+
+    def __init__(self, archs: list[str], total: float = 16.0, available: bool = True) -> None:
+        super().__init__("torch")
+        self.cuda: Any = SimpleNamespace(
+            is_available=lambda: available,
+            get_arch_list=lambda: archs,
+            device_count=lambda: 2,
+            get_device_capability=lambda index: (8, 6),
+        )
+        self.version: Any = SimpleNamespace(cuda="13.0")
+        self.total = total
+
+    def ones(self, count: int, device: str) -> Any:
+        torch = self
+
+        class Tensor:
+            def __mul__(self, other: int) -> Any:
+                return self
+
+            def sum(self) -> Any:
+                return SimpleNamespace(item=lambda: torch.total)
+
+        return Tensor()
+
+
+@pytest.mark.parametrize(
+    ("torch", "gpus", "code", "said"),
+    [
+        (Torch(["sm_90"]), 2, 22, "GPU 0 is sm_86"),
+        (Torch(["sm_80"], total=0.0), 2, 23, "computes 0.0"),
+        (Torch(["sm_80"], available=False), 2, 23, "sees no CUDA"),
+        (Torch(["sm_80"]), 3, 23, "sees 2 GPUs, 3 are wanted"),
+    ],
+)
+def test_a_build_that_does_not_fit_the_gpus_is_named(
+    monkeypatch: pytest.MonkeyPatch, torch: Torch, gpus: int, code: int, said: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    with pytest.raises(proof.Unproven, match=said) as caught:
+        proof.check_gpus(gpus)
+    assert caught.value.code == code
+
+
+def test_sm_80_code_is_proven_on_sm_86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", Torch(["sm_80", "sm_90"]))
+    assert proof.check_gpus(2)["gpus"] == ["8.6", "8.6"]
 
 
 def test_switch_replaces_the_link_and_keeps_one_old_build(
