@@ -1,0 +1,252 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from serverworld import (
+    BOOT,
+    IDENTITY,
+    Clock,
+    FakeJobs,
+    FakeTransport,
+    context,
+    deployment,
+    fact,
+    facts,
+    owner,
+    server_job,
+    state,
+)
+
+from deployer.errors import StepFailed
+from deployer.model import Facts, PlanState, ProbeOutput, Procedure
+from deployer.remote.jobs import ROOT, StopProof
+from deployer.remote.transport import Answer
+from deployer.state import Launch
+from deployer.steps.server_facts import (
+    ServerFact,
+    parse_server,
+    server_script_text,
+)
+from deployer.steps.server_wanted import LaunchNote, fingerprint, is_wanted
+from deployer.steps.stop import StopAdopted, StopOurs, StopStep
+from deployer.steps.stop_gpu import parse_gpu_memory, pci_address
+from tests.local_transport import SHELLS, LocalTransport, shell_path
+
+STEP = StopStep(Clock().now, Clock().sleep)
+WANT = deployment()
+FREE = b"0000:21:00.0, 4\n00000000:41:00.0, 4\n--\n"
+
+
+def test_nothing_runs() -> None:
+    plan = STEP.plan(WANT, facts(fact()), state())
+    assert plan.state is PlanState.NOTHING
+
+
+def test_the_wanted_server_runs_or_still_starts() -> None:
+    for owners in ((), (owner(),)):
+        seen = fact(job=server_job(WANT), owners=owners, listening=bool(owners))
+        plan = STEP.plan(WANT, facts(seen), state())
+        assert plan.state is PlanState.NOTHING
+        assert IDENTITY.id in plan.reason
+
+
+def test_another_fingerprint_is_stopped() -> None:
+    seen = fact(job=server_job(WANT, mark="old"), owners=(owner(),), listening=True)
+    plan = STEP.plan(WANT, facts(seen), state())
+    assert [type(one.action.data) for one in plan.changes if isinstance(one.action, Procedure)] == [
+        StopOurs
+    ]
+
+
+def test_a_lower_rung_that_the_ladder_reached_stays() -> None:
+    seen = fact(job=server_job(WANT, "no-mtp", fell_from=("mtp",)))
+    plan = STEP.plan(WANT, facts(seen), state())
+    assert plan.state is PlanState.NOTHING
+    assert "mtp failed before it" in plan.reason
+    other = fact(job=server_job(WANT, "no-mtp"))
+    assert STEP.plan(WANT, facts(other), state()).state is PlanState.CHANGES
+
+
+def test_no_server_is_stopped_for_one_that_cannot_start() -> None:
+    want = deployment(engine={"version": "0.5.9"})
+    seen = fact(job=server_job(want, mark="old"), engine="0.5.9")
+    plan = STEP.plan(want, facts(seen), state())
+    assert plan.state is PlanState.BLOCKED
+    assert "0.5.10" in plan.fix
+
+
+def test_a_dead_launch_that_left_processes() -> None:
+    seen = fact(job=server_job(WANT, alive=False, members=(4250,)))
+    plan = STEP.plan(WANT, facts(seen), state())
+    assert plan.state is PlanState.CHANGES
+    assert "4250" in plan.reason
+
+
+def test_processes_in_d_state_need_a_reboot() -> None:
+    plan = STEP.plan(WANT, facts(fact(job=server_job(WANT, stuck=(4250,)))), state())
+    assert plan.state is PlanState.BLOCKED
+    assert "reboot" in plan.fix
+
+
+def test_a_stranger_is_named_and_left() -> None:
+    seen = fact(owners=(owner(7, "nginx: master"),), listening=True)
+    plan = STEP.plan(deployment(stop={"old_server": "adopt"}), facts(seen), state())
+    assert plan.state is PlanState.BLOCKED
+    assert "pid 7 (nginx: master)" in plan.reason
+    assert "kill 7" in plan.fix
+
+
+@pytest.mark.parametrize(
+    "command", ["python -m sglang.launch_server --port 30000", "python /x/bin/sglang serve -p"]
+)
+def test_an_old_server_is_adopted_only_when_allowed(command: str) -> None:
+    seen = fact(owners=(owner(7, command),), listening=True)
+    plan = STEP.plan(WANT, facts(seen), state())
+    assert plan.state is PlanState.BLOCKED
+    assert "adopt" in plan.fix
+    plan = STEP.plan(deployment(stop={"old_server": "adopt"}), facts(seen), state())
+    action = plan.changes[0].action
+    assert isinstance(action, Procedure)
+    assert action.data == StopAdopted(owner(7, command), BOOT)
+
+
+def test_the_server_of_another_deployment_is_never_adopted() -> None:
+    seen = fact(owners=(owner(7, job="server-other/1"),), listening=True)
+    plan = STEP.plan(deployment(stop={"old_server": "adopt"}), facts(seen), state())
+    assert plan.state is PlanState.BLOCKED
+    assert "server-other/1" in plan.reason
+
+
+def test_a_listener_that_cannot_be_seen() -> None:
+    plan = STEP.plan(WANT, facts(fact(listening=True)), state())
+    assert plan.state is PlanState.BLOCKED
+
+
+def test_what_cannot_be_known_yet() -> None:
+    assert STEP.plan(WANT, Facts(), state()).state is PlanState.UNKNOWN
+    silent = ServerFact(asked=False, problem="timed out")
+    assert STEP.plan(WANT, facts(silent), state()).state is PlanState.UNKNOWN
+    running = facts(fact(job=server_job(WANT)))
+    assert STEP.plan(WANT, running, state(None)).state is PlanState.UNKNOWN
+
+
+def test_down_stops_the_wanted_server_too() -> None:
+    seen = fact(job=server_job(WANT), owners=(owner(),), listening=True)
+    assert STEP.down_plan(WANT, facts(seen)).state is PlanState.CHANGES
+    assert STEP.down_plan(WANT, facts(fact())).state is PlanState.NOTHING
+
+
+def test_stop_proves_port_and_gpu_memory() -> None:
+    clock = Clock()
+    own = state()
+    own.launches.append(Launch(id=IDENTITY.id, variant="mtp", started=1.0, verdict="good"))
+    answers = [b"0000:21:00.0, 45000\n0000:41:00.0, 4\n--\n", FREE]
+    host = FakeTransport(lambda script: Answer(0, answers.pop(0), b""))
+    guest = FakeTransport(lambda script: Answer(0, f"now_boot={BOOT}\n".encode(), b""))
+    jobs = FakeJobs()
+    made, _ = context(WANT, own, jobs, host=host, guest=guest)
+    step = StopStep(clock.now, clock.sleep)
+    seen = facts(fact(job=server_job(WANT, mark="old")))
+    step.apply(made, seen, step.plan(WANT, seen, own))
+    assert jobs.stopped == [IDENTITY.id]
+    assert answers == []
+    assert own.launches[0].verdict == "stopped"
+
+
+def test_survivors_are_a_failure() -> None:
+    jobs = FakeJobs(proof=StopProof(False, ("pid 4250 x (state D)",), "stuck in D state"))
+    made, _ = context(WANT, state(), jobs)
+    seen = facts(fact(job=server_job(WANT, mark="old")))
+    with pytest.raises(StepFailed) as caught:
+        STEP.apply(made, seen, STEP.plan(WANT, seen, state()))
+    assert "reboot" in caught.value.fix
+    assert "4250" in caught.value.evidence[0]
+
+
+@pytest.mark.parametrize("holder", [b"", b"00000000:21:00.0, 99, python, 45000\n"])
+def test_gpu_memory_that_stays(holder: bytes) -> None:
+    clock = Clock()
+    used = b"0000:21:00.0, 45000\n0000:41:00.0, 4\n--\n" + holder
+    host = FakeTransport(lambda script: Answer(0, used, b""))
+    guest = FakeTransport(lambda script: Answer(0, f"now_boot={BOOT}\n".encode(), b""))
+    made, events = context(WANT, state(), FakeJobs(), host=host, guest=guest)
+    step = StopStep(clock.now, clock.sleep)
+    seen = facts(fact(job=server_job(WANT, mark="old")))
+    plan = step.plan(WANT, seen, state())
+    if holder:
+        step.apply(made, seen, plan)
+        assert any("left alone" in getattr(event, "text", "") for event in events)
+    else:
+        with pytest.raises(StepFailed, match="did not come back"):
+            step.apply(made, seen, plan)
+    assert clock.time >= 1060
+
+
+def test_gpu_memory_texts() -> None:
+    assert pci_address("00000000:C1:00.0") == "0000:c1:00.0"
+    hung = parse_gpu_memory(Answer(124, b"", b""), ["0000:21:00.0"])
+    assert not hung.known
+    assert "hangs" in hung.problem
+    absent = parse_gpu_memory(Answer(127, b"", b"sh: nvidia-smi: not found\n"), [])
+    assert "not found" in absent.problem
+
+
+def test_the_fingerprint_covers_what_makes_a_server() -> None:
+    manifest = state().manifest
+    base = fingerprint(WANT, manifest, "mtp")
+    assert base == fingerprint(deployment(), manifest, "mtp")
+    assert base != fingerprint(WANT, manifest, "no-mtp")
+    assert base != fingerprint(WANT, None, "mtp")
+    assert base != fingerprint(deployment(serve={"env": {"A": "1"}}), manifest, "mtp")
+    assert not is_wanted(WANT, manifest, "", LaunchNote("mtp"))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_probe_sees_a_real_listener_and_our_job(shell: str, tmp_path: Path) -> None:
+    folder = tmp_path / "server-qwen" / "l1"
+    folder.mkdir(parents=True)
+    (tmp_path / "server-qwen" / "current").symlink_to("l1")
+    stat = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
+    content = {
+        "pid": f"{os.getpid()}\n",
+        "start": f"{stat[19]}\n",
+        "session": f"{stat[3]}\n",
+        "boot": boot,
+        "fingerprint": "abc\n",
+        "launch": LaunchNote("mtp", ("x",)).line(),
+    }
+    for name, text in content.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        want = deployment(serve={"port": listener.getsockname()[1]})
+        script = server_script_text(want).replace(ROOT, str(tmp_path))
+        answer = LocalTransport(shell_path(shell, tmp_path)).run(script)
+        seen = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
+    assert seen.asked
+    assert seen.job is not None
+    assert seen.job.alive
+    assert seen.job.identity.id == "l1"
+    assert seen.job.fingerprint == "abc"
+    assert seen.job.launch == LaunchNote("mtp", ("x",))
+    assert seen.listening
+    assert [one.pid for one in seen.owners] == [os.getpid()]
+    assert seen.serving
+
+
+def test_a_probe_without_an_answer() -> None:
+    assert not parse_server(ProbeOutput(124, b"", b"", True)).asked
+    broken = parse_server(ProbeOutput(2, b"", b"sh: syntax error\n"))
+    assert "syntax error" in broken.problem
+
+
+def test_a_reused_pid_is_not_our_job() -> None:
+    text = f"now_boot={BOOT}\njob_id=l1\njob_pid=5\njob_start=10\njob_boot={BOOT}\njob_stat=11 S\n"
+    seen = parse_server(ProbeOutput(0, text.encode(), b""))
+    assert seen.job is not None
+    assert not seen.job.alive
