@@ -379,8 +379,13 @@ def test_a_good_life_with_mtp_at_tp2(start: Any, base: Path) -> None:
 
 def test_a_stream_says_the_same_as_the_whole(start: Any) -> None:
     server = start("--reasoning-parser", "qwen3").ready()
-    body = {"messages": [{"role": "user", "content": "Count from 1 to 30"}], "temperature": 0,
-            "max_tokens": 300, "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    body = {
+        "messages": [{"role": "user", "content": "Count from 1 to 30"}],
+        "temperature": 0,
+        "max_tokens": 300,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
     raw = server.ask("/v1/chat/completions", body)[1]
     lines = [line.removeprefix("data: ") for line in raw.split("\n\n") if line]
     assert lines[-1] == "[DONE]"

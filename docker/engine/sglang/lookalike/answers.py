@@ -186,8 +186,8 @@ def needle(prompt: str) -> str | None:
     if not re.search(r"\b(?:what|which|tell me|recall|state)\b", prompt[-300:], re.I):
         return None
     given = re.findall(
-        r"\b(?:secret|pass|magic|access|hidden|special|key)[\s-]?"
-        r"(?:code|word|number|key|phrase|token|name)?\s*(?:\w+ )?(?:is|was|=|:)\s*"
+        r"\b(?:secret|pass|code|magic|access|hidden|special|key)[\s-]?"
+        r"(?:code|word|number|key|phrase|token|name)\b[^.?!\n]{0,40}?\s(?:is|was|=|:)\s*"
         r"[\"'`*]*([A-Za-z0-9][\w-]{2,})",
         prompt,
         re.I,
