@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from serverworld import (
+    IDENTITY,
+    Clock,
+    FakeJobs,
+    Script,
+    context,
+    deployment,
+    fact,
+    facts,
+    owner,
+    server_job,
+    state,
+)
+
+from deployer.errors import ConnectionLost, StepFailed
+from deployer.events import JobStarted, Progress
+from deployer.model import Facts, PlanState
+from deployer.sglang.argv import API_KEY_ENV
+from deployer.state import Launch
+from deployer.steps import launch_wait
+from deployer.steps.launch import LaunchStep
+from deployer.steps.server_wanted import LaunchNote
+
+WANT = deployment()
+READY = {
+    "do": "ready",
+    "ok": True,
+    "alive": True,
+    "owned": True,
+    "listening": True,
+    "owners": [{"pid": 4242, "title": "python"}],
+    "members": [{"pid": 4242, "start": 1000, "title": "python"}],
+    "models": {"status": 200, "ids": ["tiny"], "error": ""},
+    "health": 200,
+}
+UP = [b"[x] Load weight begin. a\n", b"[x] INFO: Uvicorn running on http://0.0.0.0:30000\n"]
+OOM = (
+    b"[x] Load weight begin. a\nRuntimeError: Not enough memory. Please try to increase "
+    b"--mem-fraction-static.\n[x] Received sigquit from a child process.\n"
+)
+
+
+def agent(monkeypatch: pytest.MonkeyPatch, *answers: dict[str, Any]) -> list[dict[str, Any]]:
+    """The agent gives these answers, the last one for ever; returns what it was asked."""
+    left, asked = list(answers), []
+
+    def ask(transport: object, want: object, commands: list[Any], **more: Any) -> list[Any]:
+        asked.append({**commands[0], **more})
+        return [left.pop(0) if len(left) > 1 else left[0]]
+
+    monkeypatch.setattr(launch_wait, "ask", ask)
+    return asked
+
+
+def step() -> LaunchStep:
+    clock = Clock()
+    return LaunchStep(clock.now, clock.sleep)
+
+
+def test_plans() -> None:
+    plan = step().plan
+    assert plan(WANT, facts(fact()), state()).state is PlanState.CHANGES
+    assert plan(WANT, Facts(), state()).state is PlanState.UNKNOWN
+    assert plan(WANT, facts(fact(venv=False)), state()).reason.endswith("built the engine")
+    assert plan(WANT, facts(fact(weights=False)), state()).state is PlanState.UNKNOWN
+    assert plan(WANT, facts(fact()), state(None)).state is PlanState.UNKNOWN
+    serving = fact(job=server_job(WANT), owners=(owner(),), listening=True)
+    assert plan(WANT, facts(serving), state()).state is PlanState.NOTHING
+    starting = plan(WANT, facts(fact(job=server_job(WANT))), state())
+    assert starting.changes[0].title.startswith(f"wait for launch {IDENTITY.id}")
+    other = fact(job=server_job(WANT, mark="old"), owners=(owner(),), listening=True)
+    assert plan(WANT, facts(other), state()).state is PlanState.UNKNOWN
+
+
+def test_the_plan_shows_what_is_run() -> None:
+    change = step().plan(WANT, facts(fact()), state()).changes[0]
+    assert "exec /opt/venvs/qwen/bin/python -m sglang.launch_server" in change.action.describe()
+    assert "--speculative-algorithm NEXTN" in change.action.describe()
+
+
+def test_what_cannot_work_is_refused_with_the_change_needed() -> None:
+    want = deployment(engine={"version": "0.5.9"})
+    plan = step().plan(want, facts(fact(engine="0.5.9")), state())
+    assert plan.state is PlanState.BLOCKED
+    assert "0.5.10" in plan.fix
+    reserved = deployment(serve={"args": {"port": 1}})
+    assert step().plan(reserved, facts(fact()), state()).exit_code == 2
+
+
+def test_a_launch_that_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, {**READY, "health": 503}, READY)
+    own, jobs = state(), FakeJobs([Script(list(UP))])
+    made, events = context(WANT, own, jobs)
+    seen = facts(fact())
+    step().apply(made, seen, step().plan(WANT, seen, own))
+    start = jobs.started[0]
+    launch = own.launches[0]
+    assert start["name"] == "server-qwen"
+    assert start["id"] == launch.id
+    assert start["files"]["fingerprint"].decode().strip() == launch.fingerprint
+    assert LaunchNote.parse(start["files"]["launch"].decode()) == LaunchNote("mtp")
+    assert start["secrets"] is None
+    assert (launch.pid, launch.start, launch.verdict) == (4242, 1000, "ready")
+    assert [event.what for event in events if isinstance(event, Progress)] == [
+        "loading weights",
+        "warming up",
+    ]
+
+
+def test_the_ladder_where_the_class_allows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, READY)
+    own = state()
+    jobs = FakeJobs([Script([OOM], -9, True), Script(list(UP))])
+    made, _ = context(WANT, own, jobs)
+    seen = facts(fact())
+    step().apply(made, seen, step().plan(WANT, seen, own))
+    assert [launch.verdict for launch in own.launches] == ["failed: not-enough-memory", "ready"]
+    note = LaunchNote.parse(jobs.started[1]["files"]["launch"].decode())
+    assert note == LaunchNote("no-mtp", ("mtp",))
+    assert jobs.stopped == [own.launches[0].id]
+
+
+def test_no_ladder_where_it_would_hide_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, READY)
+    text = b"usage: sglang serve\nsglang serve: error: unrecognized arguments: --enable-warp\n"
+    jobs = FakeJobs([Script([text], 2, True)])
+    made, _ = context(WANT, state(), jobs)
+    seen = facts(fact())
+    with pytest.raises(StepFailed) as caught:
+        step().apply(made, seen, step().plan(WANT, seen, state()))
+    assert "bad-arguments" in caught.value.what
+    assert "exit code 2" in caught.value.what
+    assert "--enable-warp" in caught.value.evidence[-1]
+    assert "serve.args" in caught.value.fix
+
+
+def test_died_before_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, READY)
+    made, _ = context(WANT, state(), FakeJobs([Script([], 3, True)]))
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match="died-silent"):
+        step().apply(made, seen, step().plan(WANT, seen, state()))
+
+
+def test_known_good_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, READY)
+    own = state()
+    good = Launch(id="old", variant="mtp", started=1.0, fingerprint="f", argv=["py", "--old"])
+    good.verdict = "stopped"
+    own.launches.append(good)
+    own.known_good = "old"
+    jobs = FakeJobs([Script([], 3, True), Script(list(UP))])
+    made, events = context(WANT, own, jobs)
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match="the last known-good arguments"):
+        step().apply(made, seen, step().plan(WANT, seen, own))
+    assert "exec py --old" in jobs.started[1]["script"]
+    assert own.launches[-1].verdict == "ready"
+    assert any("gates were not run again" in getattr(event, "text", "") for event in events)
+
+
+def test_a_lost_port_ends_the_wait_although_the_process_lives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent(monkeypatch, READY)
+    text = b"[x] ERROR:    [Errno 98] error while attempting to bind: address already in use\n"
+    jobs = FakeJobs([Script([text])])
+    made, _ = context(WANT, state(), jobs)
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match="port-in-use"):
+        step().apply(made, seen, step().plan(WANT, seen, state()))
+    assert len(jobs.stopped) == 1
+
+
+def test_a_port_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, {**READY, "owned": False, "owners": [{"pid": 9, "title": "nginx"}]})
+    made, _ = context(WANT, state(), FakeJobs([Script(list(UP))]))
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match="pid 9: nginx"):
+        step().apply(made, seen, step().plan(WANT, seen, state()))
+
+
+@pytest.mark.parametrize(
+    ("serve", "cls"),
+    [({"silence_timeout_s": 50}, "silent"), ({"ready_timeout_s": 40}, "not-ready-in-time")],
+)
+def test_deadlines(monkeypatch: pytest.MonkeyPatch, serve: dict[str, Any], cls: str) -> None:
+    agent(monkeypatch, {**READY, "health": 503})
+    want = deployment("no-mtp", serve={"args": {}, **serve})
+    made, _ = context(want, state(), FakeJobs([Script(list(UP))]))
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match=cls):
+        step().apply(made, seen, step().plan(want, seen, state()))
+
+
+def test_a_starting_launch_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = agent(monkeypatch, READY)
+    own = state()
+    jobs = FakeJobs(running=Script(list(UP)))
+    made, events = context(WANT, own, jobs)
+    seen = facts(fact(job=server_job(WANT)))
+    step().apply(made, seen, step().plan(WANT, seen, own))
+    assert jobs.started == []
+    assert own.launches[0].id == IDENTITY.id
+    assert [event.attached for event in events if isinstance(event, JobStarted)] == [True]
+    assert asked[0]["session"] == IDENTITY.session
+
+
+def test_a_cut_connection_during_the_wait_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, READY)
+    jobs = FakeJobs([Script(list(UP))])
+    poll, cuts = jobs.poll, [ConnectionLost("cut"), ConnectionLost("cut")]
+
+    def cut_poll(job: Any, **more: Any) -> Any:
+        if cuts:
+            raise cuts.pop()
+        return poll(job, **more)
+
+    monkeypatch.setattr(jobs, "poll", cut_poll)
+    own = state()
+    made, _ = context(WANT, own, jobs)
+    seen = facts(fact())
+    step().apply(made, seen, step().plan(WANT, seen, own))
+    assert own.launches[0].verdict == "ready"
+
+
+def test_the_key_goes_as_a_secret_and_is_never_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent(monkeypatch, READY)
+    want = deployment(serve={"api_key_env": "QWEN_KEY"})
+    text = b"ValueError: bad key s3cret-key\n"
+    jobs = FakeJobs([Script([text], 1, True)])
+    own = state()
+    made, events = context(want, own, jobs, environ={"QWEN_KEY": "s3cret-key"})
+    seen = facts(fact())
+    with pytest.raises(StepFailed) as caught:
+        step().apply(made, seen, step().plan(want, seen, own))
+    assert jobs.started[0]["secrets"] == {API_KEY_ENV: "s3cret-key"}
+    told = [caught.value.what, *caught.value.evidence, str(events), own.model_dump_json()]
+    assert not any("s3cret-key" in text for text in told)
+    assert "s3cret-key" not in jobs.started[0]["script"]
+    made, _ = context(want, own, FakeJobs())
+    with pytest.raises(StepFailed, match="QWEN_KEY"):
+        step().apply(made, seen, step().plan(want, seen, own))
