@@ -87,6 +87,7 @@ class HttpServer:
         logs.say("INFO:     Application startup complete.")
         signal.signal(signal.SIGTERM, self.on_sigterm)
         signal.signal(signal.SIGQUIT, self.on_sigquit)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # uvicorn takes it, ignored or not
         handler = type("BoundHandler", (Handler,), {"app": self})
         try:
             server = Server((self.args.host, self.args.port), handler)
