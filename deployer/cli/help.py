@@ -31,5 +31,5 @@ def command(ctx: click.Context, /, options: Options, topic: str | None) -> int:
     else:
         from deployer.names import help_text
 
-        click.echo(help_text(topic), nl=False)
+        click.echo(help_text("inventory" if topic == "inventory" else "playbook"), nl=False)
     return 0

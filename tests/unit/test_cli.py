@@ -138,4 +138,4 @@ def test_a_closed_port_is_exit_3_and_json_stays_one_document(tmp_path: Path) -> 
     assert document["exit_code"] == 3
     assert document["deployments"][0]["error"]["fix"]
     assert "127.0.0.1:1" in done.stderr
-    assert "refused" in done.stderr
+    assert "refuses the connection" in done.stderr

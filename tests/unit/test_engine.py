@@ -82,7 +82,7 @@ def engine(world: World, steps: list[Step], gather: Callable[[], Facts] | None =
 
 def run(
     world: World, steps: list[Step], selection: Selection = Selection()
-) -> tuple[Outcome, list[Event]]:  # noqa: B008
+) -> tuple[Outcome, list[Event]]:
     made, seen = engine(world, steps)
     outcome, facts = made.plan()
     made.apply(outcome, facts, selection)
