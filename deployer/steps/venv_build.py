@@ -49,11 +49,8 @@ if [ -z "$UV" ]; then
   UV=$OWN_UV
 fi
 "$UV" --version || die "$UV does not run"
-if [ -e uv.toml ]; then
-  UV_CONFIG_FILE=$PWD/uv.toml
-  export UV_CONFIG_FILE
-  set --
-fi
+# uv reads ./uv.toml, with the machine's own /etc/uv/uv.toml below it.
+[ ! -e uv.toml ] || set --
 
 built=no
 if [ -e "$BUILD/complete" ]; then
