@@ -167,10 +167,12 @@ build_images() {
 }
 
 make_deployer() {
-    for bin in "$build/venv/bin" "$root/.venv/bin"; do
-        if [ -x "$bin/deploy" ] && "$bin/deploy" --version >/dev/null 2>&1; then return 0; fi
-    done
-    say "installing the deployer into docker/.build/venv"
+    if [ ! -e "$build/venv" ]; then
+        if [ -x "$root/.venv/bin/deploy" ] && "$root/.venv/bin/deploy" --version >/dev/null 2>&1; then
+            return 0
+        fi
+        say "installing the deployer into docker/.build/venv"
+    fi
     if have uv; then
         UV_PROJECT_ENVIRONMENT=$build/venv uv sync -q --no-dev --project "$root" >"$build/venv.log" 2>&1
     else

@@ -38,6 +38,13 @@ def give_gpus(host: Machine) -> None:
         host.sh('pct set 129 "$1" "$2"', f"--dev{number}", f"/dev/{node}").ok()
 
 
+@pytest.fixture(scope="module")
+def untouched(lab: Lab) -> Machine:
+    """kpro5, pristine once for the tests that change nothing."""
+    lab.reset("kpro5")
+    return lab.hosts["kpro5"]
+
+
 @pytest.mark.parametrize(
     ("script", "code", "text"),
     [
@@ -63,14 +70,14 @@ def give_gpus(host: Machine) -> None:
         ("nvidia-smi", 9, "couldn't communicate with the NVIDIA driver"),
     ],
 )
-def test_texts_and_exit_codes(lab: Lab, script: str, code: int, text: str) -> None:
-    result = lab.hosts["kpro5"].sh(script)
+def test_texts_and_exit_codes(untouched: Machine, script: str, code: int, text: str) -> None:
+    result = untouched.sh(script)
     assert result.exit == code
     assert text in result.out + result.err
 
 
-def test_pct_exec_environment_and_binary_stdin(lab: Lab) -> None:
-    host = lab.hosts["kpro5"]
+def test_pct_exec_environment_and_binary_stdin(untouched: Machine) -> None:
+    host = untouched
     bare = host.sh("pct exec 129 --keep-env 0 -- env").ok().out.splitlines()
     assert sorted(bare) == [
         "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
