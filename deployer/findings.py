@@ -70,8 +70,8 @@ def examine(
 ) -> list[Finding]:
     """All findings of one deployment, worst first, each said once."""
     planned = [_planned(step, want, facts, state) for step in steps]
-    refusals = " ".join(one.what for one in planned if one.level is Level.BLOCKED)
-    warned = [one for one in _warnings(want, facts) if one.what not in refusals]
+    said = " ".join(one.what for one in planned if one.level is not Level.FINE)
+    warned = [one for one in _warnings(want, facts) if one.what not in said]
     return in_order([*planned, *warned])
 
 
@@ -168,7 +168,10 @@ def _server(want: Deployment, facts: Facts) -> Iterable[tuple[str, str, str]]:
     if server.job is not None and server.job.stuck:
         pids = ", ".join(map(str, server.job.stuck))
         yield "stop", f"in D state, no signal ends them: pid {pids}", "reboot the host"
+    adopts = want.playbook.stop.old_server == "adopt"
     for owner in server.strangers:
+        if adopts and owner.is_server:
+            continue  # the stop step's plan tells of it
         what = f"port {want.port} is held by pid {owner.pid}, not ours: {owner.command[:120]}"
         fix = "end it yourself, or choose another port; `stop.old_server: adopt` stops a server"
         yield "stop", what, fix

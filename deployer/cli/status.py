@@ -237,7 +237,7 @@ def _verdict(one: Mapping[str, Any]) -> str:
     text = one["verdict"] or "not judged yet"
     if one["verified"]:
         text += time.strftime(", judged %Y-%m-%d %H:%M:%SZ", time.gmtime(one["verified"]))
-    figures = ", ".join(f"{name} {value:g}" for name, value in one["figures"].items())
+    figures = ", ".join(f"{name} {number(value)}" for name, value in one["figures"].items())
     return f"{text} ({figures})" if figures else text
 
 
@@ -249,6 +249,11 @@ def _weights(weights: Mapping[str, Any]) -> str:
         "present": f"{count} files, not compared with a list yet",
     }.get(state, state)
     return f"{text} in {weights['path']}"
+
+
+def number(value: float) -> str:
+    """A figure without an exponent: `57809784`, `568.6`, `2.71`."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:
