@@ -326,7 +326,7 @@ def _as_step_failed(
         ended = "stopped by this tool"
     else:
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    cause = f": {failure.cause_line}" if failure.cause_line else ""
+    cause = f": {failure.cause_line[:240]}" if failure.cause_line else ""
     what = (
         f"launch {launch.id} (variant {launch.variant}) failed, {failure.cls}{cause} "
         f"[phase {error.phase}, {ended}]"

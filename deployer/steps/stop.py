@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import StepFailed
+from deployer.errors import StepBlocked, StepFailed
 from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, Where
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState
@@ -25,8 +25,10 @@ from deployer.steps.server_facts import (
     server_script_text,
 )
 from deployer.steps.server_wanted import is_wanted, server_job_name
+from deployer.steps.stop_argv import ask_parser
 from deployer.steps.stop_gpu import GpuMemory, read_gpu_memory
 
+ASKED_FOR = "asked for"
 RELEASE_S = 60.0
 """How long the port and the GPU memory may take to come back after the last process ended."""
 
@@ -108,13 +110,14 @@ class StopStep(Step):
             return _reboot(want, job)
         change = _stop_ours(want, job, False)
         return Plan.change(
-            f"launch {job.identity.id} runs",
-            dataclasses.replace(change, reason="asked for", undo="`deploy up` starts it again"),
+            ASKED_FOR,
+            dataclasses.replace(change, reason=ASKED_FOR, undo="`deploy up` starts it again"),
         )
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Stops what the plan names, then proves: no process, port free, GPU memory given back."""
         want = context.want
+        self._arguments_are_accepted(context, facts, plan)
         for change in plan.changes:
             data = change.action.data if isinstance(change.action, Procedure) else None
             if isinstance(data, StopOurs):
@@ -128,6 +131,22 @@ class StopStep(Step):
                 launch.verdict = "stopped"
         context.save()
         context.note(f"stopped: no process left, port {want.port} free, GPU memory back")
+
+    def _arguments_are_accepted(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """A server that serves is not stopped for arguments that its successor refuses."""
+        want, fact = context.want, facts.get(ServerFact)
+        if fact is None or not fact.venv or plan.reason == ASKED_FOR or not fact.owners:
+            return
+        verdict = ask_parser(context.on(want.guest), want)
+        if verdict.refused:
+            raise StepBlocked(
+                "the installed engine refuses the new arguments; nothing was stopped",
+                where=f"{want.id} stop",
+                fix="correct serve.args in the playbook",
+                evidence=(verdict.refused,),
+            )
+        if not verdict.asked:
+            context.note(f"the engine's parser could not be asked: {verdict.problem}", "warning")
 
     def _ours(self, context: StepContext, job: JobIdentity) -> None:
         want, rules = context.want, context.want.playbook.stop

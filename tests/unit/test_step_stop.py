@@ -20,7 +20,7 @@ from serverworld import (
     state,
 )
 
-from deployer.errors import StepFailed
+from deployer.errors import StepBlocked, StepFailed
 from deployer.model import Facts, PlanState, ProbeOutput, Procedure
 from deployer.remote.jobs import ROOT, StopProof
 from deployer.remote.transport import Answer
@@ -32,6 +32,7 @@ from deployer.steps.server_facts import (
 )
 from deployer.steps.server_wanted import LaunchNote, fingerprint, is_wanted
 from deployer.steps.stop import StopAdopted, StopOurs, StopStep
+from deployer.steps.stop_argv import ArgvVerdict, parse_verdict
 from deployer.steps.stop_gpu import parse_gpu_memory, pci_address
 from tests.local_transport import SHELLS, LocalTransport, shell_path
 
@@ -154,6 +155,24 @@ def test_stop_proves_port_and_gpu_memory() -> None:
     assert jobs.stopped == [IDENTITY.id]
     assert answers == []
     assert own.launches[0].verdict == "stopped"
+
+
+def test_nothing_is_stopped_for_arguments_that_the_engine_refuses() -> None:
+    refusal = b"usage: sglang\nsglang: error: unrecognized arguments: --warp\n"
+    guest = FakeTransport(lambda script: Answer(2, b"", refusal))
+    jobs = FakeJobs()
+    made, _ = context(WANT, state(), jobs, guest=guest)
+    seen = facts(fact(job=server_job(WANT, mark="old"), owners=(owner(),), listening=True))
+    with pytest.raises(StepBlocked) as caught:
+        STEP.apply(made, seen, STEP.plan(WANT, seen, state()))
+    assert "--warp" in caught.value.evidence[0]
+    assert jobs.stopped == []
+
+
+def test_the_verdict_of_the_engines_parser() -> None:
+    assert parse_verdict(Answer(0, b"noise\nDEPLOYER_ARGV_ACCEPTED\n", b"")) == ArgvVerdict(True)
+    broken = parse_verdict(Answer(1, b"", b"ImportError: libx.so\n"))
+    assert (broken.asked, broken.problem) == (False, "ImportError: libx.so")
 
 
 def test_survivors_are_a_failure() -> None:
