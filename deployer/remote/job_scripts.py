@@ -236,8 +236,8 @@ rm -rf "$place/.new"
 mkdir "$place/.new" && tar -xf - -C "$place/.new" && mv "$place/.new" "$job" ||
   { rm -rf "$place/.new"; fail "cannot write the files of job $2/$id"; }
 most=$4 keep=$5 every=$6
-JOB=$job DEPLOYER_JOB=$2/$id
-export JOB DEPLOYER_JOB
+JOB=$job DEPLOYER_JOB=$2/$id DEPLOYER_JOBS=$1
+export JOB DEPLOYER_JOB DEPLOYER_JOBS
 ready=$( {
   set -- sh "$job/wrapper" "$job" "$most" "$keep" "$every"
   if setsid -f true; then
@@ -268,6 +268,7 @@ SURVEY = (
     STAT
     + r"""job=$1/$2/$3
 mark=DEPLOYER_JOB=$2/$3
+place=DEPLOYER_JOBS=$1
 main=$4 main_start=$5 boot=$6 session=$7 action=$8
 read -r boot_now </proc/sys/kernel/random/boot_id
 if [ "$boot" != "$boot_now" ]; then printf 'end\n'; exit 0; fi
@@ -276,14 +277,15 @@ printf 'a\0%s\0' "$mark" | grep -qzxF -e "$mark" 2>/dev/null && fast=yes || fast
 marked=
 if [ "$fast" = yes ]; then
   for found in $(grep -lzxF -e "$mark" /proc/[0-9]*/environ 2>/dev/null); do
+    grep -qzxF -e "$place" "$found" 2>/dev/null || continue
     found=${found#/proc/}
     marked="$marked ${found%/environ}"
   done
 else
   for found in /proc/[0-9]*; do
-    if tr '\0' '\n' <"$found/environ" 2>/dev/null | grep -qxF -e "$mark"; then
-      marked="$marked ${found#/proc/}"
-    fi
+    lines=$(tr '\0' '\n' <"$found/environ" 2>/dev/null | grep -xF -e "$mark" -e "$place" | sort -u)
+    case $lines in *"
+"*) marked="$marked ${found#/proc/}" ;; esac
   done
 fi
 namespace=$(readlink /proc/self/ns/pid)
