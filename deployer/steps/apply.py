@@ -15,6 +15,9 @@ from deployer.remote.jobs import JobIdentity, JobOverdue, Jobs, JobStatus, new_j
 from deployer.steps.base import StepContext
 
 EVIDENCE_LINES = 20
+KEEP_JOBS = 5
+"""Folders of ended jobs of one name that stay on the target."""
+
 _TAIL_BYTES = 16 * 1024
 _STOP_GRACE_S = 20.0
 
@@ -85,6 +88,7 @@ def _run_job(context: StepContext, title: str, action: RunJob) -> None:
             fix=f"the whole log: {jobs.root}/{job.name}/{job.id}/log on {place}",
             evidence=_last_lines(watcher.tail),
         )
+    jobs.prune(action.name, KEEP_JOBS)
 
 
 def _overdue(

@@ -193,6 +193,7 @@ def test_any_progress_line_can_be_shown() -> None:
         "attached\n" + report("yes", "", "", ""),
         *[report("yes", "", "", line) for line in lines],
         report("no", "code 0", "", '{"done": 1}'),
+        "",
     )
     made, events = context(transport)
     made.options = {"sleep": lambda seconds: None}
@@ -204,6 +205,16 @@ def test_any_progress_line_can_be_shown() -> None:
         ("change 0", 0, ""),
         ("change 0", 1, ""),
     ]
+
+
+def test_old_jobs_are_removed_after_a_success(
+    local: tuple[Context, list[Event]], tmp_path: Path
+) -> None:
+    made, _ = local
+    for _ in range(7):
+        run_changes(made, plan(RunJob(Where.GUEST, "build", "true")))
+    kept = [path for path in (tmp_path / "jobs" / "build").iterdir() if path.name[0] == "2"]
+    assert len(kept) == 5
 
 
 def test_a_vanished_job_is_a_failure() -> None:
