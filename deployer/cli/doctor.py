@@ -54,9 +54,9 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     for name, ones in found.items():
         click.echo(f"{name}: {_summary(ones)}")
         width = max(len(one.where) for one in ones)
-        for one in ones:
+        for one, later in zip(ones, [*ones[1:], None], strict=True):
             click.echo(f"  {MARKS[one.level]:<11} {one.where:<{width}}  {one.what}")
-            if one.fix:
+            if one.fix and (later is None or later.fix != one.fix):
                 click.echo(f"  {'':<11} {'':<{width}}  -> {one.fix}")
     return code
 
