@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from deployer import errors
 from deployer.remote import framing
+from deployer.remote.gateways import Pool
 from deployer.remote.socket import import_paramiko
 from deployer.remote.sshconfig import Endpoint
 from deployer.remote.sshlogin import WINDOW_BYTES, login
@@ -24,6 +25,9 @@ SESSION_RETRY_S = 0.05
 
 SESSION_DEADLINE_S = 10.0
 """How long a refused session is tried again."""
+
+HANG_UP_S = 2.0
+"""How long the close of a session may take."""
 
 _CHUNK = 256 * 1024
 _CONNECT_FAILED = 2
@@ -40,7 +44,7 @@ class SshTransport:
         self._resolve = resolve
         self._lock = threading.Lock()
         self._transport: paramiko.Transport | None = None
-        self._gateway: SshTransport | None = None
+        self._gateway: Endpoint | None = None
         self._closes = 0
 
     @property
@@ -76,7 +80,7 @@ class SshTransport:
             transport.close()
         gateway, self._gateway = self._gateway, None
         if gateway is not None:
-            gateway.close()
+            _gateways.give_back(gateway)
 
     def connect(self) -> None:
         """Connects now instead of at the first `run`."""
@@ -130,16 +134,19 @@ class SshTransport:
             return transport
 
     def _login_through(self, endpoint: Endpoint, gateway: Endpoint) -> paramiko.Transport:
-        hop = SshTransport(gateway.name, lambda: gateway)
+        hop = _gateways.borrow(gateway)
         try:
             transport = login(
                 endpoint, lambda limit: hop.tunnel(endpoint.address, endpoint.port, limit)
             )
         except BaseException:
-            hop.close()
+            _gateways.give_back(gateway)
             raise
-        self._gateway = hop
+        self._gateway = gateway
         return transport
+
+
+_gateways = Pool(lambda endpoint: SshTransport(endpoint.name, lambda: endpoint))
 
 
 @contextmanager
@@ -198,13 +205,23 @@ class _Exchange:
             if self._framed.stdin:
                 self._send_in_background(channel)
             self._read(channel)
-            with _bounded(self._transport, max(self._left(), 1.0)):
-                channel.close()
         except TimeoutError as error:
             raise self._late() from error
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost(str(error) or type(error).__name__) from error
+        self._hang_up(channel)
         return self._parser.answer()
+
+    def _hang_up(self, channel: paramiko.Channel) -> None:
+        """Closes the session. The answer is complete: a connection that fails now is only closed."""
+        import_paramiko()
+        import paramiko
+
+        try:
+            with _bounded(self._transport, HANG_UP_S):
+                channel.close()
+        except (paramiko.SSHException, EOFError, OSError):
+            self._transport.close()
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.001)
@@ -232,9 +249,13 @@ class _Exchange:
         import_paramiko()
         import paramiko
 
+        data = self._framed.stdin
+
         def send() -> None:
             try:
-                channel.sendall(self._framed.stdin)
+                # In pieces: sendall copies what is left of its argument for every packet.
+                for at in range(0, len(data), _CHUNK):
+                    channel.sendall(data[at : at + _CHUNK])
                 channel.shutdown_write()
             except (OSError, EOFError, paramiko.SSHException):
                 # The script ended without reading all of it, or the reader reports what happened.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ATTEMPTS = 6
 """Tries of a connection that is dropped before its banner."""
 
-WINDOW_BYTES = 16 * 1024 * 1024
+WINDOW_BYTES = 4 * 1024 * 1024
 """Flow-control window of a channel: what may be under way unread."""
 
 Opener = Callable[[float], Any]

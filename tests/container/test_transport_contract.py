@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import signal
 import subprocess
 import threading
@@ -158,6 +160,11 @@ def test_stdin_is_at_its_end_when_there_is_none(target):
 
 def test_a_script_that_does_not_read_its_stdin(target):
     assert target.run("echo early", stdin=b"x" * 5_000_000, timeout_s=20).text == "early\n"
+
+
+def test_fifty_megabytes_of_stdin(target):
+    answer = target.run("wc -c", stdin=b"x" * 50_000_000, timeout_s=60)
+    assert answer.text.strip() == "50000000"
 
 
 @pytest.mark.parametrize("status", [0, 1, 2, 126, 127, 255])
@@ -443,6 +450,51 @@ def test_a_peer_that_freezes_while_answering(plain, connect):
         assert "hello" in "".join(caught.value.evidence)
 
 
+@contextlib.contextmanager
+def packets_dropped(port):
+    """No packet from or to this port of loopback arrives any more."""
+    rules = [
+        ["INPUT", "-i", "lo", "-p", "tcp", side, str(port), "-j", "DROP"]
+        for side in ("--dport", "--sport")
+    ]
+    done = []
+    try:
+        for rule in rules:
+            made = subprocess.run(["iptables", "-w", "5", "-I", *rule], capture_output=True)
+            if made.returncode != 0:
+                pytest.skip(f"iptables: {made.stderr.decode(errors='replace').strip()}")
+            done.append(rule)
+        yield
+    finally:
+        for rule in done:
+            subprocess.run(["iptables", "-w", "5", "-D", *rule], check=True)
+
+
+@pytest.mark.skipif(shutil.which("iptables") is None, reason="no iptables here")
+def test_a_host_that_goes_dark_while_answering_is_noticed(plain, connect):
+    target = connect(plain)
+    seen = threading.Event()
+    failure = []
+
+    def work():
+        try:
+            target.run("echo lit; sleep 60", timeout_s=90, on_stdout=lambda _: seen.set())
+        except errors.DeployError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert seen.wait(20)
+    started = time.monotonic()
+    with packets_dropped(plain.port):
+        thread.join(40)
+        took = time.monotonic() - started
+        assert not thread.is_alive()
+    assert type(failure[0]) is errors.ConnectionLost
+    assert 5 < took < 30
+    assert target.run("echo lit again").text == "lit again\n"
+
+
 def test_the_socket_notices_a_dead_peer_and_does_not_stall(plain, connect):
     import socket
 
@@ -634,6 +686,38 @@ def test_partial_login_is_no_prompt(connect, tmp_path):
         server.stop()
 
 
+def test_a_server_that_wants_a_password_is_no_prompt(connect, tmp_path):
+    server = servers.start_sshd(
+        tmp_path / "password",
+        options=("PubkeyAuthentication no", "KbdInteractiveAuthentication yes"),
+        bashrc="#",
+    )
+    try:
+        with pytest.raises(errors.AuthenticationRefused, match="accepts no keys"):
+            connect(server).run("true")
+    finally:
+        server.stop()
+
+
+def test_a_wrong_user(plain, connect):
+    text, _ = refusal(connect, plain, errors.AuthenticationRefused, user="nobody-here")
+    assert "nobody-here@127.0.0.1" in text
+
+
+def test_max_auth_tries_ends_the_offers(connect, tmp_path, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("id_ed25519", "id_ecdsa"):
+        servers.make_key(tmp_path / ".ssh" / name, name.removeprefix("id_"))
+    server = servers.start_sshd(tmp_path / "few", options=("MaxAuthTries 1",), bashrc="#")
+    try:
+        with pytest.raises(errors.AuthenticationRefused) as caught:
+            connect(server, identity_file=None).run("true")
+        assert "closed the connection" in "".join(caught.value.evidence)
+    finally:
+        server.stop()
+
+
 def test_unknown_host_key_says_fingerprint_and_way_out(plain, connect, tmp_path):
     text, _ = refusal(connect, plain, errors.HostKeyUnknown, known_hosts=str(tmp_path / "none"))
     assert servers.fingerprint(plain.host_key) in text
@@ -690,6 +774,30 @@ def test_proxy_jump_through_a_gateway(plain, noisy, kind, connect, base):
     target = connect(plain, kind, gateway=f"{noisy.user}@127.0.0.1:{noisy.port}", known_hosts=known)
     assert target.run("cat; echo $SSH_CONNECTION", stdin=b"hi ").text.startswith("hi ")
     assert target.run("exit 3").exit == 3
+
+
+def test_hosts_behind_one_gateway_share_its_connection(plain, connect, tmp_path):
+    gate = servers.start_sshd(
+        tmp_path / "gate", options=("MaxSessions 1",), user_key=plain.user_key, bashrc="#"
+    )
+    known = gateway_known(tmp_path, plain, gate)
+    gateway = f"{gate.user}@127.0.0.1:{gate.port}"
+    try:
+        targets = [connect(plain, gateway=gateway, known_hosts=known) for _ in range(4)]
+        threads = [threading.Thread(target=target.run, args=("true",)) for target in targets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert gate.log.count("Accepted publickey") == 1
+        targets[0].close()
+        assert [target.run("echo on").text for target in targets[1:]] == ["on\n"] * 3
+        for target in targets:
+            target.close()
+        assert targets[1].run("echo new").text == "new\n"
+        assert gate.log.count("Accepted publickey") == 2
+    finally:
+        gate.stop()
 
 
 def test_gateway_that_cannot_reach_the_target(plain, connect, base):

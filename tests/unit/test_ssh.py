@@ -14,6 +14,7 @@ import pytest
 from deployer import errors
 from deployer.inventory import Ssh
 from deployer.remote import sshconfig, sshlogin
+from deployer.remote.gateways import Pool
 from deployer.remote.sshconfig import Endpoint, resolve, split_port
 from deployer.remote.sshlogin import DroppedEarly, Peer
 
@@ -192,3 +193,28 @@ def test_opening_a_transport_imports_neither_paramiko_nor_invoke(home: Path) -> 
         "assert 'invoke' not in sys.modules; import invoke"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+class Connection:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_a_gateway_is_shared_and_closed_by_its_last_user(home: Path) -> None:
+    pool = Pool(Connection)
+    first = endpoint(home, gateway="jump").gateway
+    other_name = resolve("kpro6", Ssh(address="b", gateway="jump"), home).gateway
+    other_place = endpoint(home, gateway="jump:2222").gateway
+    assert first and other_name and other_place
+    connection = pool.borrow(first)
+    assert pool.borrow(other_name) is connection
+    assert pool.borrow(other_place) is not connection
+    pool.give_back(first)
+    assert not connection.closed
+    pool.give_back(other_name)
+    assert connection.closed == 1
+    assert pool.borrow(first) is not connection
