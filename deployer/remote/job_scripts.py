@@ -99,6 +99,7 @@ FIND = (
 [ -n "$id" ] || id=$(readlink "$1/$2/current") || { printf 'none\n'; exit 0; }
 job=$1/$2/$id
 [ -d "$job" ] || { printf 'none\n'; exit 0; }
+[ -f "$job/pid" ] || { printf 'none\n'; exit 0; }
 identity
 report tail "$3" "$3"
 """

@@ -107,6 +107,12 @@ def test_the_end_is_written(jobs: Jobs) -> None:
 
 def test_there_never_was_one(jobs: Jobs) -> None:
     assert jobs.find("nothing") is None
+    first = jobs.start("a", "1", "true")
+    ended(jobs, first)
+    jobs.start("a", "2", "true")
+    assert jobs.find("a", job_id="3") is None
+    found = jobs.find("a", job_id="1")
+    assert found is not None and found.identity == first
 
 
 def test_an_alive_job_is_joined(jobs: Jobs) -> None:
