@@ -15,6 +15,7 @@ from deployer.model import Change, Facts, Plan, PlanState, Probe, Shell, Where
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
 
+WHOLE = Selection()
 CHANGE = Change("do it", "it is missing", Shell(Where.HOST, "true"))
 
 
@@ -81,7 +82,7 @@ def engine(world: World, steps: list[Step], gather: Callable[[], Facts] | None =
 
 
 def run(
-    world: World, steps: list[Step], selection: Selection = Selection()
+    world: World, steps: list[Step], selection: Selection = WHOLE
 ) -> tuple[Outcome, list[Event]]:
     made, seen = engine(world, steps)
     outcome, facts = made.plan()
