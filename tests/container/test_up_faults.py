@@ -1,0 +1,330 @@
+"""What goes wrong on the way, and what the user is told. Faults are those of docker/lab.sh.
+
+The tests run in order: first those of a pristine host, then those that share one deployment.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab, Machine, Result
+from project import BUILD, Listing, Project, complete, hub, pristine
+
+pytestmark = pytest.mark.container
+
+STALL_S = 6
+READY_TIMEOUT_S = 10
+
+
+def last_run(project: Project) -> list[dict[str, Any]]:
+    """The events of the newest run record."""
+    records = sorted((project.folder / ".deploy" / "runs").glob("*-kpro5.jsonl"))
+    return [json.loads(line) for line in records[-1].read_text(encoding="utf-8").splitlines()]
+
+
+def message(result: Result) -> str:
+    """The error as a user sees it: from `deploy:` on."""
+    _, mark, rest = result.err.partition("deploy: ")
+    assert mark, result.err
+    assert "Traceback" not in result.err
+    return rest
+
+
+@pytest.fixture(scope="module")
+def project(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project of this file; the host begins pristine."""
+    pristine(lab)
+    return Project(tmp_path_factory.mktemp("faults"))
+
+
+@pytest.fixture(scope="module")
+def host(lab: Lab, project: Project) -> Machine:
+    """kpro5."""
+    return lab.hosts["kpro5"]
+
+
+@pytest.fixture(scope="module")
+def guest(lab: Lab, project: Project) -> Machine:
+    """Its container 129."""
+    return lab.guests["kpro5"]
+
+
+@pytest.fixture
+def fault(lab: Lab, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The fault that the test is parametrised with; off again afterwards."""
+    lab.fault(request.param)
+    yield request.param
+    lab.fault(request.param, on=False)
+
+
+def with_fault(name: str) -> pytest.MarkDecorator:
+    """A test under one fault."""
+    return pytest.mark.parametrize("fault", [name], indirect=True)
+
+
+# --- not reachable ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Project:
+    """A project whose way to the host the test spoils."""
+    return Project(tmp_path / "elsewhere")
+
+
+def test_wrong_key(project: Project, elsewhere: Project, tmp_path: Path) -> None:
+    key = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    for ssh in elsewhere.ssh():
+        ssh["identity_file"] = str(key)
+    elsewhere.write()
+    done = elsewhere.deploy("up", "kpro5", timeout_s=30)
+    assert done.exit == 3
+    assert "key" in message(done)
+    assert "other" in message(done), "names the key that was refused"
+
+
+def test_closed_port(elsewhere: Project) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        elsewhere.ssh()[0]["port"] = port
+        elsewhere.write()
+        done = elsewhere.deploy("up", "kpro5", timeout_s=30)
+    assert done.exit == 3
+    assert f"127.0.0.1:{port} refuses the connection" in message(done)
+
+
+def test_listener_that_never_answers(elsewhere: Project) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        accepted: list[socket.socket] = []
+
+        def accept() -> None:
+            while True:
+                try:
+                    accepted.append(silent.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=accept, daemon=True).start()
+        elsewhere.ssh()[0].update(port=port, connect_timeout_s=2)
+        elsewhere.write()
+        began = time.monotonic()
+        done = elsewhere.deploy("up", "kpro5", timeout_s=30)
+        seconds = time.monotonic() - began
+    assert done.exit == 3
+    assert accepted
+    assert seconds < 10
+    assert f"127.0.0.1:{port}" in message(done)
+    assert "banner" in message(done) or "never" in message(done) or "no answer" in message(done)
+
+
+def test_guest_with_a_closed_port_names_the_guest(elsewhere: Project) -> None:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        elsewhere.ssh()[1]["port"] = port
+        elsewhere.write()
+        done = elsewhere.deploy("up", "kpro5", "--only", "venv", timeout_s=60)
+    assert done.exit == 3
+    assert "129" in message(done)
+    assert str(port) in message(done)
+
+
+# --- a pristine host with a fault -------------------------------------------------------------
+
+
+@with_fault("gpu-held")
+def test_gpu_held(project: Project, host: Machine, guest: Machine, fault: str) -> None:
+    pid = host.read("/run/qemu-server/101.pid").strip()
+    before = Listing.of(host, guest)
+    done = project.deploy("up", "kpro5", "--only", "gpus")
+    assert done.exit == 1
+    assert "VM 101" in message(done)
+    assert pid in message(done)
+    assert host.driver("0000:21:00.0") == "vfio-pci"
+    assert before.difference(Listing.of(host, guest)) == []
+
+
+@with_fault("no-driver")
+def test_no_driver(project: Project, host: Machine, guest: Machine, fault: str) -> None:
+    before = Listing.of(host, guest)
+    done = project.deploy("up", "kpro5")
+    assert done.exit == 1
+    assert "driver" in message(done)
+    assert message(done).count("  -> ") == 1, "one action"
+    assert "580.126.09" in message(done)
+    assert before.difference(Listing.of(host, guest)) == []
+
+
+# --- one deployment ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def silent_death(lab: Lab, project: Project, guest: Machine) -> Iterator[Result]:
+    """The first `up`: an old server serves, its log ends with a ready line, the new one dies."""
+    assert guest.read("/root/sglang.log").rstrip().endswith("fired up and ready to roll!")
+    assert guest.pids("tiny-old")
+    lab.fault("server-dies-silent")
+    yield project.deploy("up", "kpro5")
+    lab.fault("server-dies-silent", on=False)
+
+
+def test_silent_death_beside_an_old_ready_line(
+    project: Project, guest: Machine, silent_death: Result
+) -> None:
+    assert silent_death.exit == 1
+    said = message(silent_death)
+    assert "before it wrote a word" in said
+    assert "exit code 3" in said
+    assert guest.pids("tiny-old") == [], "the old server was stopped"
+    assert guest.pids("sglang.launch_server") == []
+    events = last_run(project)
+    assert not [one for one in events if one.get("step") == "verify" and "gate" in one]
+    began = [one for one in events if one["event"] == "job_started" and one["step"] == "launch"]
+    [ended] = [one for one in events if one["event"] == "run_finished"]
+    assert len(began) == 1, "no other variant is tried: it would only hide the cause"
+    assert ended["time"] - began[0]["time"] < 10
+
+
+@pytest.fixture(scope="module")
+def deployed(lab: Lab, project: Project, silent_death: Result) -> Project:
+    """The fault is gone; the same command finishes."""
+    lab.fault("server-dies-silent", on=False)
+    done = project.deploy("up", "kpro5").ok()
+    for step in ("driver", "gpus", "container", "venv", "shards", "stop"):
+        assert f"{step:<10} nothing to do" in done.err
+    assert len(complete()) > 5
+    return project
+
+
+def verdict(project: Project) -> str:
+    """Of the newest launch."""
+    return str(project.state()["launches"][-1]["verdict"])
+
+
+@with_fault("server-degenerate")
+def test_degenerate_answers_fail_the_gate(deployed: Project, fault: str) -> None:
+    done = deployed.deploy("restart", "kpro5")
+    assert done.exit == 5
+    assert "thinking" in message(done)
+    assert "gate " in message(done)
+    assert verdict(deployed).startswith("failed")
+    failed = [one for one in last_run(deployed) if one.get("passed") is False]
+    assert len(failed) == 1
+    assert "thinking" in failed[0]["evidence"]
+
+
+@with_fault("server-degenerate")
+def test_degenerate_answers_fail_verify(deployed: Project, fault: str) -> None:
+    done = deployed.deploy("verify", "kpro5")
+    assert done.exit == 5
+    assert "thinking" in message(done)
+
+
+def test_gates_are_run_again_after_a_failure(deployed: Project) -> None:
+    done = deployed.deploy("up", "kpro5").ok()
+    assert "launch     nothing to do" in done.err
+    assert "verify     done in " in done.err
+    assert verdict(deployed) == "good"
+
+
+@with_fault("server-dies-after-first")
+def test_death_after_the_first_answer(deployed: Project, guest: Machine, fault: str) -> None:
+    done = deployed.deploy("restart", "kpro5")
+    assert done.exit == 5
+    assert "died" in message(done)
+    assert verdict(deployed).startswith("failed")
+    assert guest.pids("sglang.launch_server") == []
+
+
+@with_fault("server-never-ready")
+def test_never_ready_ends_with_the_phase(deployed: Project, guest: Machine, fault: str) -> None:
+    deployed.playbook(serve={"ready_timeout_s": READY_TIMEOUT_S})
+    began = time.monotonic()
+    done = deployed.deploy("up", "kpro5")
+    seconds = time.monotonic() - began
+    deployed.playbook()
+    assert done.exit == 1
+    said = message(done)
+    assert "not-ready-in-time" in said
+    assert f"not ready after {READY_TIMEOUT_S} s" in said
+    assert "[phase " in said and "[phase ready" not in said
+    assert seconds < READY_TIMEOUT_S + 30
+    assert guest.pids("sglang.launch_server") == [], "a failed launch holds no GPU memory"
+
+
+def test_it_recovers(deployed: Project) -> None:
+    deployed.deploy("up", "kpro5").ok()
+    assert verdict(deployed) == "good"
+    assert len(complete()) > 5
+
+
+@with_fault("hub-stall")
+def test_stall_is_noticed_and_resumed(deployed: Project, guest: Machine, fault: str) -> None:
+    size = sum(file["size"] for file in deployed.state()["manifest"]["files"])
+    guest.sh("rm -rf /srv/models/tiny-hybrid").ok()
+    seen = len(hub("/_stats")["log"])
+    began = time.monotonic()
+    done = deployed.deploy("up", "kpro5", "--only", "shards").ok()
+    seconds = time.monotonic() - began
+    stalled = [row for row in done.err.splitlines() if "stalled at " in row]
+    assert 1 <= len(stalled) <= 2, done.err
+    for row in stalled:
+        assert f"for {STALL_S} s; killed, resuming" in row
+    assert seconds < len(stalled) * (STALL_S + 6) + 15
+    sent = sum(one["sent"] for one in hub("/_stats")["log"][seen:] if one["where"] == "cdn")
+    assert sent <= 1.05 * size
+    again = deployed.deploy("plan", "kpro5", "--exit-code")
+    assert again.exit == 0, again.err
+
+
+@with_fault("disk-full")
+def test_disk_full(deployed: Project, fault: str) -> None:
+    done = deployed.deploy("up", "kpro5")
+    assert done.exit == 1
+    said = message(done)
+    assert "/srv/models" in said
+    assert " MB" in said
+    assert "  -> " in said
+
+
+def test_space_again_nothing_to_do(deployed: Project) -> None:
+    done = deployed.deploy("plan", "kpro5", "--exit-code")
+    assert done.exit == 0, done.err
+
+
+# --- last: only a reset brings the old key back -----------------------------------------------
+
+
+def test_host_key_changed(lab: Lab, deployed: Project, host: Machine) -> None:
+    def fingerprint() -> str:
+        text = host.sh("ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub").ok().out
+        return text.split()[1]
+
+    recorded = fingerprint()
+    known = (BUILD / "known_hosts").read_bytes()
+    lab.fault("host-key-changed")
+    try:
+        offered = fingerprint()
+        done = deployed.deploy("up", "kpro5", timeout_s=30)
+        status = deployed.deploy("status", "kpro5", timeout_s=30)
+    finally:
+        pristine(lab)
+    assert offered != recorded
+    assert done.exit == 3
+    assert recorded in message(done)
+    assert offered in message(done)
+    assert "Traceback" not in done.err
+    assert status.exit == 3
+    assert "UNREACHABLE" in status.out
+    assert (BUILD / "known_hosts").read_bytes() == known
+    assert fingerprint() == recorded
