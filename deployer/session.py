@@ -64,7 +64,7 @@ class HostSession:
     def want_lock(self, run_id: str) -> None:
         """The next look takes the host lock first, in the same exec."""
         if self._lock is None:
-            self._lock = HostLock(LockRecord.mine(self.host_name, run_id))
+            self._lock = HostLock(LockRecord.mine(self.host_name, run_id), on_note=self.on_note)
 
     def look(self, want: Deployment, steps: Sequence[Step]) -> Facts:
         """Runs the probes of all steps, one exec a target, both targets at once.

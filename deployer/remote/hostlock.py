@@ -275,12 +275,22 @@ def refuse_unless_taken(outcome: Outcome, host: str) -> None:
 
 
 class HostLock:
-    """The lock of one host, for one run. `me` is the controller that proves others dead."""
+    """The lock of one host, for one run. `me` is the controller that proves others dead.
 
-    def __init__(self, record: LockRecord, me: Controller | None = None, path: str = LOCK) -> None:
+    `on_note` is told when the lock of a dead run was taken over.
+    """
+
+    def __init__(
+        self,
+        record: LockRecord,
+        me: Controller | None = None,
+        path: str = LOCK,
+        on_note: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.record = record
         self._me = me or this_controller()
         self._path = path
+        self._on_note = on_note
 
     def acquire(self, transport: Transport) -> Taken:
         """Takes the lock, also from a holder that is proven dead. Raises LockHeld, LockUnknown."""
@@ -307,14 +317,17 @@ class HostLock:
 
     def settle(self, transport: Transport, outcome: Outcome) -> Taken:
         """Ends an attempt: taken, or one more try when the holder is proven dead, or raises."""
-        stolen = None
-        if isinstance(outcome, Held) and outcome.record is not None:
-            stolen = is_stale(outcome.record, self._me)
-            if stolen is not None:
-                again = acquire_prelude(self.record, stale=outcome.run_id, path=self._path)
-                outcome = self._ask(transport, again)
+        if not isinstance(outcome, Held) or outcome.record is None:
+            refuse_unless_taken(outcome, self.record.host)
+            return Taken()
+        before = outcome.record
+        stolen = is_stale(before, self._me) or ""
+        if stolen:
+            again = acquire_prelude(self.record, stale=outcome.run_id, path=self._path)
+            outcome = self._ask(transport, again)
         refuse_unless_taken(outcome, self.record.host)
-        return Taken(stolen or "")
+        self._on_note(f"took over the lock of a dead run: {before.describe()}; {stolen}")
+        return Taken(stolen)
 
     def enter(self, transport: Transport, step: str) -> None:
         """Says which step runs. Raises LockHeld when the lock is no longer ours."""
