@@ -130,7 +130,8 @@ stat_of "$$" || exit 71
 cat /proc/self/cgroup >cgroup 2>/dev/null
 cat /proc/sys/kernel/random/boot_id >boot
 printf '%s\n' "$$" >session
-printf '%s\n' "$st_start" >leader
+leader=$st_start
+printf '%s\n' "$leader" >leader
 rotate() {
   : >rotating
   number=$1
@@ -150,9 +151,10 @@ rotate() {
   nap=
   rm -f rotating
   while sleep "$4" & nap=$!; wait "$nap"; do
+    # The script may not have recorded itself yet; and it may outlive the wrapper.
     value pid; pid=$val
-    value start
-    is_process "$pid" "$val" || exit 0
+    value start; start=$val
+    is_process "$$" "$leader" || is_process "${pid:-0}" "$start" || exit 0
     size=$(wc -c <log) || continue
     [ "$size" -le "$2" ] || rotate "$3"
   done
