@@ -189,7 +189,7 @@ class Catalog:
 
 def _files(inventory_dir: Path) -> list[Path]:
     """The inventory's files by name. Raises UsageError when there is nothing to read."""
-    make = "make one with `deploy init`, or name another with -i DIR (DEPLOY_INVENTORY)"
+    make = "make one (`deploy help inventory` prints the sample), or name another with -i DIR"
     if not inventory_dir.exists():
         raise UsageError("there is no such inventory folder", where=shown(inventory_dir), fix=make)
     if not inventory_dir.is_dir():

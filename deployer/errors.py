@@ -93,6 +93,10 @@ class RemoteCommandFailed(StepFailed):
     """A change's command ended with a non-zero status."""
 
 
+class CommandOverdue(DeployError):
+    """The whole command ran over its `--timeout`."""
+
+
 class GateFailed(DeployError):
     """The server answers but is not good."""
 

@@ -12,6 +12,7 @@ import click
 
 from deployer import observe
 from deployer.catalog import Catalog
+from deployer.cli.deadline import deadline
 from deployer.cli.hosts import by_host, exit_code, run_hosts
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
@@ -67,7 +68,8 @@ class HostSide(Step):
 def look_at(options: Options, deployments: Sequence[Deployment]) -> list[Look]:
     """One look a deployment, hosts in parallel; no lock, no change."""
     groups = by_host(deployments)
-    return list(run_hosts(groups, lambda host, group: _look(options, host, group)).values())
+    with deadline(options.timeout):
+        return list(run_hosts(groups, lambda host, group: _look(options, host, group)).values())
 
 
 def _look(options: Options, host_name: str, group: Sequence[Deployment]) -> Look:

@@ -9,7 +9,8 @@ from typing import Any
 import click
 
 from deployer.catalog import Catalog
-from deployer.cli.hosts import by_host, exit_code, run_hosts
+from deployer.cli.deadline import deadline
+from deployer.cli.hosts import Cancel, by_host, exit_code, run_hosts
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import open_bus, print_json
 from deployer.cli.plan import plan_document, print_results
@@ -64,6 +65,8 @@ def run_up(
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code."""
     bus, end = open_bus(options, show_plan=dry_run)
+    cancel = Cancel()
+    bus.subscribe(cancel)
     asks = not options.yes and not options.jsonl and sys.stdin.isatty() and sys.stderr.isatty()
     how = UpOptions(
         base=options.inventory,
@@ -75,7 +78,9 @@ def run_up(
         serves=serves,
     )
     try:
-        done = run_hosts(by_host(deployments), lambda host, group: up_host(host, group, how, bus))
+        groups = by_host(deployments)
+        with deadline(options.timeout):
+            done = run_hosts(groups, lambda host, group: up_host(host, group, how, bus), cancel)
     finally:
         end()
     results = [result for host in done.values() for result in host]
