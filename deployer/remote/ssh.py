@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -171,6 +170,26 @@ def _bounded(transport: paramiko.Transport, seconds: float) -> Iterator[None]:
         timer.cancel()
 
 
+class _Woken(threading.Event):
+    """Set by either stream of a channel when bytes or the end have come.
+
+    Not the channel's `fileno()`: paramiko clears that without a lock while the other stream sets
+    it, and then bytes lie unread without a wake-up.
+    """
+
+    def clear(self) -> None:
+        """paramiko calls it when one stream is empty; the other one may not be."""
+
+    def await_news(self, seconds: float) -> None:
+        """Waits, and forgets: what comes from now on sets it again."""
+        self.wait(seconds)
+        super().clear()
+
+
+def _unread(channel: paramiko.Channel) -> bool:
+    return channel.recv_ready() or channel.recv_stderr_ready()
+
+
 class _Exchange:
     """One command on one session."""
 
@@ -213,7 +232,7 @@ class _Exchange:
         return self._parser.answer()
 
     def _hang_up(self, channel: paramiko.Channel) -> None:
-        """Closes the session. The answer is complete: a connection that fails now is only closed."""
+        """Closes the session; the answer is complete, so a connection that fails now is dropped."""
         import_paramiko()
         import paramiko
 
@@ -265,27 +284,32 @@ class _Exchange:
         threading.Thread(target=send, daemon=True, name=f"stdin {self._name}").start()
 
     def _read(self, channel: paramiko.Channel) -> None:
-        ready = select.poll()
-        ready.register(channel.fileno(), select.POLLIN)
-        parser = self._parser
-        while not parser.complete:
+        woken = _Woken()
+        channel.in_buffer.set_event(woken)
+        channel.in_stderr_buffer.set_event(woken)
+        while not self._parser.complete:
             left = self._deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
-            ready.poll(min(left, 1.0) * 1000)
+            woken.await_news(left)
             # Asked first: what came before the end is still read below.
             ended = channel.eof_received or channel.closed
-            got = False
-            if channel.recv_ready():
-                got = True
-                new = parser.out.feed(channel.recv(_CHUNK))
-                if new and self._on_stdout is not None:
-                    self._on_stdout(new)
-            if channel.recv_stderr_ready():
-                got = True
-                parser.err.feed(channel.recv_stderr(_CHUNK))
-            if ended and not got and not parser.complete:
+            while self._take(channel) and time.monotonic() < self._deadline:
+                pass
+            if ended and not self._parser.complete and not _unread(channel):
                 raise self._lost(self._cause(channel))
+
+    def _take(self, channel: paramiko.Channel) -> bool:
+        """Reads a piece of each stream; False when there was none."""
+        parser = self._parser
+        out = channel.recv(_CHUNK) if channel.recv_ready() else b""
+        new = parser.out.feed(out) if out else b""
+        if new and self._on_stdout is not None:
+            self._on_stdout(new)
+        err = channel.recv_stderr(_CHUNK) if channel.recv_stderr_ready() else b""
+        if err:
+            parser.err.feed(err)
+        return bool(out or err) and not parser.complete
 
     def _cause(self, channel: paramiko.Channel) -> str:
         if not self._transport.is_active():

@@ -189,6 +189,18 @@ def test_ten_megabytes_on_both_streams_at_once(target):
     assert answer.stderr == b"\0" * 10485760
 
 
+def test_two_busy_streams_never_stall(plain, connect):
+    # With the channel's own fileno() about one run in twelve crept on at 256 KiB a second.
+    target = connect(plain)
+    for _ in range(30):
+        started = time.monotonic()
+        answer = target.run(
+            "head -c 6000000 /dev/zero >&2 & head -c 6000000 /dev/zero; wait", timeout_s=60
+        )
+        assert len(answer.stdout) == len(answer.stderr) == 6_000_000
+        assert time.monotonic() - started < 6
+
+
 def test_stderr_beyond_the_window_does_not_block_stdout(target):
     answer = target.run("head -c 40000000 /dev/zero >&2; echo done", timeout_s=60)
     assert answer.text == "done\n"
