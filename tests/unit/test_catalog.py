@@ -131,7 +131,7 @@ def test_variant_of_the_command_line(tree: Path) -> None:
 def test_no_inventory(tree: Path) -> None:
     with pytest.raises(UsageError, match="no such inventory folder") as caught:
         Catalog.load(tree / "nowhere")
-    assert "deploy init" in caught.value.fix
+    assert "deploy help inventory" in caught.value.fix
     with pytest.raises(UsageError, match="must be a folder"):
         Catalog.load(tree / "inventory" / "a.yaml")
     (tree / "empty").mkdir()
