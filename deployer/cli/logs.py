@@ -15,6 +15,7 @@ from deployer.errors import DeployError, Unreachable, UsageError
 from deployer.names import listed
 from deployer.remote.jobs import LOST_S, JobIdentity, Jobs, JobStatus
 from deployer.session import REFUSALS, HostSession
+from deployer.sglang.masking import KeyMask
 from deployer.steps.server_wanted import server_job_name
 
 EVERY_S = 1.0
@@ -57,16 +58,19 @@ def command(options: Options, word: str, follow: bool, lines: int, launch: str) 
     try:
         jobs = Jobs(session.transports(want)[want.guest])
         reader = LogReader(jobs, server_job_name(want), want.id, _to_stdout, _to_stderr)
-        reader.begin(launch, lines)
-        if follow:
-            reader.follow(pinned=bool(launch), timeout_s=options.timeout)
+        try:
+            reader.begin(launch, lines)
+            if follow:
+                reader.follow(pinned=bool(launch), timeout_s=options.timeout)
+        finally:
+            reader.end()
     finally:
         session.close(_to_stderr)
     return 0
 
 
 class LogReader:
-    """Reads the log of a server job; `say` is for what is not the log."""
+    """Reads the log of a server job; `say` is for what is not the log. API keys are masked."""
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class LogReader:
         self.sleep = sleep
         self.told_end = False
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._mask = KeyMask()
         self._job: JobIdentity | None = None
         self._inode = 0
         self._offset = 0
@@ -126,6 +131,10 @@ class LogReader:
                 self.say(f"--- {error}; asking again ---")
             self.sleep(EVERY_S)
 
+    def end(self) -> None:
+        """Prints what was kept back: half a character, or what may be the start of a key."""
+        self._write(b"", final=True)
+
     def _step(self, pinned: bool) -> bool:
         """One round of following. True when nothing can come any more."""
         if self._job is None:
@@ -140,7 +149,7 @@ class LogReader:
         if newest is not None and newest.identity.id != self._job.id:
             # What the old one wrote between the two looks comes first.
             self._drain(self._job)
-            self._write(b"", final=True)
+            self.end()
             self._job, self._inode, self._offset = newest.identity, 0, 0
             self.told_end = False
             self.say(f"--- launch {self._job.id} ---")
@@ -183,7 +192,9 @@ class LogReader:
         return start, text[: max(0, end.offset - start)]
 
     def _write(self, raw: bytes, *, final: bool = False) -> None:
-        text = self._decoder.decode(raw, final)
+        text = self._mask.feed(self._decoder.decode(raw, final))
+        if final:
+            text += self._mask.flush()
         if text:
             self.write(text)
 

@@ -293,3 +293,14 @@ def test_the_command_prints_only_the_log(target: Target, monkeypatch: pytest.Mon
 def test_the_command_has_no_json() -> None:
     done = CliRunner().invoke(group, ["-i", str(SAMPLE), "logs", "kpro5", "--json"])
     assert isinstance(done.exception, errors.UsageError)
+
+
+def test_api_keys_are_masked_also_when_cut_between_two_reads(target: Target) -> None:
+    folder = target.launch("1", b"args(api_key='s3cr")
+    target.reader.begin("", 10)
+    assert target.text == "args("
+    target.happens = [lambda: target.append(folder, b"et', port=1)\nba")]
+    target.follow()
+    assert target.text == "args(api_key='***', port=1)\nb"
+    target.reader.end()
+    assert target.text == "args(api_key='***', port=1)\nba"
