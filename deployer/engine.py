@@ -103,9 +103,9 @@ class Engine:
         is touched.
         """
         fresh = True
-        for step in self.steps:
-            if not selection.acts(self.names, step.name):
-                continue
+        acting = [step for step in self.steps if selection.acts(self.names, step.name)]
+        self._refuse_first(acting, facts)
+        for step in acting:
             plan = step.plan(self.want, facts, self.state)
             if plan.state is PlanState.UNKNOWN and not fresh:
                 facts, fresh = self.look(f"before {step.name}"), True
@@ -129,6 +129,15 @@ class Engine:
             outcome.changed.append(step.name)
             self._done(step, "done", after.reason, time.monotonic() - began)
         return facts
+
+    def _refuse_first(self, acting: Sequence[Step], facts: Facts) -> None:
+        """A refusal that stands whatever the steps before it do comes before any change."""
+        for step in acting:
+            plan = step.plan(self.want, facts, self.state)
+            if plan.state is PlanState.BLOCKED:
+                if step.refuses_first:
+                    self._refuse(step, plan, facts)
+                return
 
     def _refuse(self, step: Step, plan: Plan, facts: Facts) -> None:
         where = f"{self.want.id} {step.name}"

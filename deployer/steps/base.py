@@ -53,15 +53,15 @@ class StepContext:
 
     def job_started(self, job: str, pid: int, attached: bool) -> None:
         """A detached job runs."""
-        self.bus.emit(
-            JobStarted(self.want.host_name, self.want.id, self.step, job, pid, attached)
-        )
+        self.bus.emit(JobStarted(self.want.host_name, self.want.id, self.step, job, pid, attached))
 
 
 class Step(ABC):
     """One noun of the product. Says what it looks at, decides purely, acts, is looked at again."""
 
     name: ClassVar[str]
+    refuses_first: ClassVar[bool] = False
+    """No earlier step can lift this step's refusal: it is told before any step acts."""
 
     @abstractmethod
     def probes(self, want: Deployment) -> list[Probe]:

@@ -32,6 +32,7 @@ class ContainerStep(Step):
     """Adds devN entries, starts or restarts the guest when it may, looks inside."""
 
     name: ClassVar[str] = "container"
+    refuses_first: ClassVar[bool] = True
 
     def __init__(
         self,

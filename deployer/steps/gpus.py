@@ -34,6 +34,7 @@ class GpusStep(Step):
     """vfio-pci -> nvidia for exactly the addresses of the inventory; function .1 is left alone."""
 
     name: ClassVar[str] = "gpus"
+    refuses_first: ClassVar[bool] = True
 
     def probes(self, want: Deployment) -> list[Probe]:
         """The PCI functions and all that decides about them."""

@@ -137,6 +137,22 @@ def test_a_blocked_step_stops_the_run_before_anything_later() -> None:
     assert world.log == []
 
 
+def test_a_refusal_that_no_step_lifts_comes_before_any_change() -> None:
+    world = World(a=False, b=False)
+    held = step(world, "b", blocked="a VM holds it")
+    with pytest.raises(StepBlocked):
+        run(world, [step(world, "a"), held])
+    assert world.log == ["a"]
+    world = World(a=False, b=False)
+    first = step(world, "b", blocked="a VM holds it")
+    first.refuses_first = True  # type: ignore[misc]
+    with pytest.raises(StepBlocked):
+        run(world, [step(world, "a"), first])
+    assert world.log == []
+    run(world, [step(world, "a"), first], Selection(only="a"))
+    assert world.log == ["a"]
+
+
 def test_only_and_from_choose_the_acting_steps() -> None:
     world = World(a=False, b=False, c=False)
     steps = [step(world, name) for name in "abc"]
