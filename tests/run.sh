@@ -1,5 +1,8 @@
 #!/bin/sh
-# Sets up everything and runs all tests: sh tests/run.sh [unit|container|PYTEST ARGS...]
+# Sets up everything and runs all tests: sh tests/run.sh [unit|scripts|container|PYTEST ARGS...]
+#   unit       no network, no Docker, under 30 s
+#   scripts    real scripts and processes under dash and busybox; no network, no Docker
+#   container  a real sshd and the container lab
 # On a bare Debian/Ubuntu as root it installs what is missing; as a normal user it uses what is there.
 set -eu
 cd "$(dirname "$0")/.."
@@ -44,9 +47,10 @@ need_packages
 need_venv
 
 case "${1-all}" in
-    unit)
+    unit | scripts)
+        folder=tests/$1
         shift
-        exec .venv/bin/python -m pytest tests/unit "$@"
+        exec .venv/bin/python -m pytest "$folder" "$@"
         ;;
     all) [ $# -eq 0 ] || shift ;;
     container) shift; set -- tests/container "$@" ;;

@@ -340,7 +340,7 @@ _bytes = st.one_of(
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(raw=_bytes)
 def test_any_bytes_give_a_document_or_a_document_error(
@@ -375,7 +375,7 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.dictionaries(st.sampled_from(["hosts", "model", "serve", "variants"]), _json))
 def test_any_structure_gives_a_model_or_a_document_error(data: dict[str, object]) -> None:
     for model in (InventoryFile, Playbook):
