@@ -77,7 +77,8 @@ def new_mark() -> str:
 def encode(text: str) -> str:
     """`text` for `printf %b`, without any character that is special between single quotes.
 
-    Lone surrogates (undecodable bytes of file names, `os.fsdecode`) travel as their bytes.
+    Undecodable bytes of file names (`os.fsdecode`) travel as what they were. Raises ValueError for
+    a NUL byte and for other lone surrogates.
     """
     if "\0" in text:
         raise ValueError("a NUL byte cannot be part of a script or an argument")
@@ -94,7 +95,7 @@ def frame(
 ) -> Frame:
     """`script` with `args` as "$1".. and `stdin`, then EOF, on its standard input.
 
-    Raises ValueError for a NUL byte in the script or an argument.
+    Raises ValueError for a NUL byte or a lone surrogate in the script or an argument.
     """
     mark = mark or new_mark()
     halves = (mark[: len(mark) // 2], mark[len(mark) // 2 :])
