@@ -48,6 +48,7 @@ class HostSession:
         self._guests: dict[int, Transport] = {}
         self._lock: HostLock | None = None
         self.locked = False
+        self._asked_for_lock = False
 
     def transports(self, want: Deployment) -> Mapping[Where, Transport]:
         """Of the host and of the deployment's guest (the host itself when it has none)."""
@@ -93,6 +94,7 @@ class HostSession:
     def _ask_host(self, probes: Sequence[Probe]) -> Mapping[type, object]:
         if self._lock is None or self.locked:
             return gather(self.host_transport, probes)
+        self._asked_for_lock = True
         facts = self._lock.acquire_and_gather(self.host_transport, probes)
         self.locked = True
         return facts
@@ -117,9 +119,10 @@ class HostSession:
     def close(self, on_problem: Callable[[str], None]) -> None:
         """Releases the host lock and ends the connections; what failed is told, not raised."""
         try:
-            if self._lock is not None and self.locked:
+            # Interrupted while asking, we may hold it without knowing; another's is left alone.
+            if self._lock is not None and self._asked_for_lock:
                 self._lock.release(self.host_transport)
-                self.locked = False
+                self.locked = self._asked_for_lock = False
         except DeployError as error:
             on_problem(f"the host lock could not be released: {error}; `deploy unlock` does it")
         finally:
