@@ -1,0 +1,169 @@
+"""SGLang's flags that decide about memory, read from a playbook's arguments or from argv. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from deployer.playbook import ArgValue
+
+NAMES = {
+    "tp-size": "tp",
+    "mem-fraction-static": "mem_fraction",
+    "max-running-requests": "max_running",
+    "max-total-tokens": "max_total_tokens",
+    "context-length": "context_length",
+    "mamba-full-memory-ratio": "mamba_ratio",
+    "max-mamba-cache-size": "mamba_slots",
+    "mamba-ssm-dtype": "ssm_dtype",
+    "mamba-radix-cache-strategy": "strategy",
+    "speculative-algorithm": "speculative",
+    "speculative-num-steps": "steps",
+    "speculative-eagle-topk": "topk",
+    "speculative-num-draft-tokens": "draft_tokens",
+    "speculative-draft-model-path": "draft_path",
+    "kv-cache-dtype": "kv_dtype",
+    "quantization": "quantization",
+    "page-size": "page_size",
+    "chunked-prefill-size": "chunked_prefill",
+    "max-prefill-tokens": "max_prefill",
+    "cuda-graph-max-bs": "graph_max_bs",
+    "disable-radix-cache": "no_radix",
+    "disable-overlap-schedule": "no_overlap",
+    "disable-cuda-graph": "no_graph",
+    "disable-prefill-cuda-graph": "no_prefill_graph",
+    "disable-piecewise-cuda-graph": "no_piecewise",
+    "enable-piecewise-cuda-graph": "piecewise",
+    "enable-torch-compile": "torch_compile",
+}
+ALIASES = {
+    "tp": "tp-size",
+    "tensor-parallel-size": "tp-size",
+    "speculative-algo": "speculative-algorithm",
+    "speculative-draft-model": "speculative-draft-model-path",
+    "mamba-scheduler-strategy": "mamba-radix-cache-strategy",
+    "cuda-graph-max-bs-decode": "cuda-graph-max-bs",
+    "mem-frac": "mem-fraction-static",
+}
+NUMBERS = frozenset(
+    {
+        *("tp", "max_running", "max_total_tokens", "context_length", "mamba_slots", "steps"),
+        *("topk", "draft_tokens", "page_size", "chunked_prefill", "max_prefill", "graph_max_bs"),
+    }
+)
+FRACTIONS = frozenset({"mem_fraction", "mamba_ratio"})
+SWITCHES = frozenset(
+    {
+        *("no_radix", "no_overlap", "no_graph", "no_prefill_graph", "no_piecewise", "piecewise"),
+        "torch_compile",
+    }
+)
+UNMODELLED = frozenset(
+    {
+        *("enable-dp-attention", "dp-size", "attn-dp-size", "pp-size", "ep-size", "cpu-offload-gb"),
+        *("disaggregation-mode", "enable-hierarchical-cache", "enable-lora", "lora-paths"),
+        *("enable-symm-mem", "enable-memory-saver", "enable-unified-memory", "dcp-size"),
+        *("mm-feature-transport", "swa-full-tokens-ratio", "language-only", "moe-a2a-backend"),
+        *("enable-mamba-extra-buffer", "cuda-graph-bs", "cuda-graph-bs-decode", "nnodes"),
+        *("cuda-graph-max-bs-prefill", "cuda-graph-backend-prefill", "load-format"),
+        *("cuda-graph-backend-decode", "enable-dflash", "enable-linear-replayssm-spec"),
+    }
+)
+"""Flags that move memory by rules that are not written here; naming one is said in the answer."""
+SUFFIXES = {"": 1, "k": 1000, "M": 10**6, "Ki": 1024, "Mi": 1024**2}
+
+
+@dataclass(frozen=True)
+class ServeFlags:
+    """What was asked for; None is SGLang's default."""
+
+    tp: int = 1
+    mem_fraction: float | None = None
+    max_running: int | None = None
+    max_total_tokens: int | None = None
+    context_length: int | None = None
+    mamba_ratio: float | None = None
+    mamba_slots: int | None = None
+    ssm_dtype: str | None = None
+    strategy: str = "auto"
+    speculative: str | None = None
+    steps: int | None = None
+    topk: int | None = None
+    draft_tokens: int | None = None
+    draft_path: str | None = None
+    kv_dtype: str = "auto"
+    quantization: str | None = None
+    page_size: int = 1
+    chunked_prefill: int | None = None
+    max_prefill: int = 16384
+    graph_max_bs: int | None = None
+    no_radix: bool = False
+    no_overlap: bool = False
+    no_graph: bool = False
+    no_prefill_graph: bool = False
+    no_piecewise: bool = False
+    piecewise: bool = False
+    torch_compile: bool = False
+    unmodelled: tuple[str, ...] = ()
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, ArgValue]) -> ServeFlags:
+        """From `serve.args` (flags without dashes). Raises ValueError for a value of a wrong kind.
+
+        `page-size` is 1 unless given, as on all backends but those of Blackwell and FlashMLA.
+        """
+        fields: dict[str, Any] = {}
+        unmodelled = []
+        for flag, value in args.items():
+            name = flag.lstrip("-").replace("_", "-")
+            name = ALIASES.get(name, name)
+            if name in UNMODELLED and value is not False:
+                unmodelled.append(name)
+            if name in NAMES and value is not False:
+                fields[NAMES[name]] = _value(name, NAMES[name], value)
+        if "speculative" in fields:
+            fields["speculative"] = fields["speculative"].upper()
+        return cls(**fields, unmodelled=tuple(unmodelled))
+
+    @classmethod
+    def from_argv(cls, argv: Sequence[str]) -> ServeFlags:
+        """From words as on a command line. Raises ValueError as `from_args`."""
+        args: dict[str, ArgValue] = {}
+        words = list(argv)
+        while words:
+            word = words.pop(0)
+            if not word.startswith("--"):
+                continue
+            flag, equals, value = word[2:].partition("=")
+            if equals:
+                args[flag] = value
+            elif words and not re.match(r"--|-[^0-9]", words[0]):
+                args[flag] = words.pop(0)
+            else:
+                args[flag] = True
+        return cls.from_args(args)
+
+
+def token_count(text: str) -> int:
+    """`32768`, `32k`, `1M`, `1Ki` as SGLang 0.5.11 reads them. Raises ValueError."""
+    match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(k|M|Ki|Mi)?", text.strip())
+    if match is None:
+        raise ValueError(f"`{text}` is not a count")
+    return int(float(match.group(1)) * SUFFIXES[match.group(2) or ""])
+
+
+def _value(flag: str, field: str, value: ArgValue) -> Any:
+    try:
+        if field in SWITCHES:
+            return bool(value)
+        if isinstance(value, bool):
+            raise ValueError("it needs a value")
+        if field in NUMBERS:
+            return token_count(str(value))
+        if field in FRACTIONS:
+            return float(value)
+    except ValueError as error:
+        raise ValueError(f"--{flag}: {error}") from error
+    return str(value)
