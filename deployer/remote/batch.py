@@ -148,17 +148,20 @@ def _timer(probes: Sequence[Probe]) -> str:
         lists.append(f"_b_late_{number}={quote(' '.join(by_deadline[deadline]))}\n")
         wait = max(deadline - before, 0.0)
         ticks.append(
-            f"sleep {wait:g} 3>&- & _b_nap=$!\n"
+            f"sleep {wait:.10g} 3>&- &\n"
             # A sleep that knows no fractions rounds up; a deadline is not that exact.
-            f"wait $_b_nap || {{ sleep {math.ceil(wait)} 3>&- & _b_nap=$!; wait $_b_nap; }}\n"
+            f"wait $! || {{ sleep {math.ceil(wait)} 3>&- & wait $!; }}\n"
             f"echo 't {number} 0' >&3\n"
         )
         before = deadline
     return (
         "".join(lists)
-        + "{ _b_nap=; trap - EXIT; trap 'kill \"$_b_nap\"; exit 0' TERM HUP INT\n"
+        # A TERM that comes right after a fork is lost where a trap for it was set before the fork.
+        + "trap - TERM\n"
+        + "{ _b_none=${!:-}; trap - EXIT\n"
+        + 'trap \'[ "$!" = "$_b_none" ] || kill -9 "$!"; exit 0\' TERM HUP INT\n'
         + "".join(ticks)
-        + "} </dev/null >/dev/null 2>&1 &\n_b_timer=$!\n"
+        + "} </dev/null >/dev/null 2>&1 &\n_b_timer=$!\ntrap 'exit 143' TERM\n"
     )
 
 
