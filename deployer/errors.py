@@ -6,6 +6,8 @@ Exit codes (DESIGN section 8): 0 done; 1 a step failed; 2 usage or bad file; 3 u
 
 from __future__ import annotations
 
+import traceback
+
 
 class DeployError(Exception):
     """Base of all errors that a user sees: `what` in one line, `fix` in the next.
@@ -101,6 +103,21 @@ class GateFailed(DeployError):
     """The server answers but is not good."""
 
     exit_code = 5
+
+
+class Defect(DeployError):
+    """An error that nobody foresaw; `evidence` is the end of its traceback."""
+
+    @classmethod
+    def of(cls, error: Exception, where: str) -> Defect:
+        """Wraps `error`, for the place where it came up."""
+        lines = "".join(traceback.format_exception(error)).splitlines()
+        return cls(
+            f"unexpected {type(error).__name__}: {error}",
+            where=where,
+            fix="this is a defect of deploy; report it with the lines shown",
+            evidence=tuple(lines[-20:]),
+        )
 
 
 class Interrupted(DeployError):

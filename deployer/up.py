@@ -15,20 +15,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from deployer.deployment import Deployment
 from deployer.engine import Engine, Outcome, Selection
-from deployer.errors import DeployError, Interrupted
+from deployer.errors import CommandOverdue, Defect, DeployError, Interrupted
 from deployer.events import Bus, Event, Note, RunFinished, RunStarted
 from deployer.locallock import LocalLock
+from deployer.model import Facts, PlanState
+from deployer.names import shown
 from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState
-from deployer.state_file import StateFile
+from deployer.state_file import StateFile, make_folder
 from deployer.steps.base import Step
 from deployer.steps.order import all_steps
+from deployer.steps.server_facts import ServerFact
+from deployer.steps.verify import ServingFact, VerifyStep
 
 Confirm = Callable[[Deployment, Outcome], bool]
+"""Shown the plans of the steps that may act; False changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class DeploymentResult:
     outcome: Outcome | None = None
     error: DeployError | None = None
     declined: bool = False
+    left: list[str] = field(default_factory=list)
+    """Steps outside of `--from`/`--only` that still have something to do."""
     result: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -77,39 +84,66 @@ class RunRecord:
     """The event stream of a run as a file: .deploy/runs/<time>-<host>.jsonl."""
 
     def __init__(self, folder: Path, run_id: str, host: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        """Makes the file. Raises DeployError when it cannot be written."""
         self.path = folder / f"{run_id}-{host}.jsonl"
-        self._file: TextIO = self.path.open("a", encoding="utf-8")
+        self._lost = False
+        try:
+            make_folder(folder)
+            self._file = self.path.open("ab", buffering=0)
+        except OSError as error:
+            raise self._unwritable(error) from error
 
     def __call__(self, event: Event) -> None:
-        """Appends one event."""
-        self._file.write(json.dumps(event.to_dict(), ensure_ascii=False, default=str) + "\n")
-        self._file.flush()
+        """Appends one event. Raises DeployError, once: the events of that error come here too."""
+        if self._lost:
+            return
+        line = json.dumps(event.to_dict(), ensure_ascii=False, default=str) + "\n"
+        try:
+            self._file.write(line.encode("utf-8", "backslashreplace"))
+        except OSError as error:
+            self._lost = True
+            raise self._unwritable(error) from error
 
     def close(self) -> None:
         """Ends the file."""
         self._file.close()
 
+    def _unwritable(self, error: OSError) -> DeployError:
+        return DeployError(
+            f"the record of the run cannot be written: {error.strerror or error}",
+            where=shown(self.path),
+            fix="free space or correct the permissions, then run the same command again",
+        )
+
 
 def up_host(
     host_name: str, deployments: Sequence[Deployment], options: UpOptions, bus: Bus
 ) -> list[DeploymentResult]:
-    """Brings the deployments of one host up, one after the other; an error ends the host's run."""
-    if options.dry_run:
-        return _in_session(host_name, deployments, options, bus, new_run_id(), None)
+    """Brings the deployments of one host up, one after the other.
+
+    Every error is in the results, so that one host never hides another's. One deployment's error
+    does not keep the next one waiting, but an interrupt or the command's deadline ends them all.
+    """
     run_id = new_run_id()
-    record = RunRecord(options.deploy_dir / "runs", run_id, host_name)
-    bus = Bus(bus.emit, record)
+    record: RunRecord | None = None
     try:
-        with LocalLock(
-            options.deploy_dir, host_name, run_id=run_id, command=options.command
-        ) as lock:
+        if options.dry_run:
+            return _in_session(host_name, deployments, options, bus, run_id, None)
+        record = RunRecord(options.deploy_dir / "runs", run_id, host_name)
+        # The record comes first: it has the event also when a renderer fails on it.
+        bus = Bus(record, bus.emit)
+        lock = LocalLock(options.deploy_dir, host_name, run_id=run_id, command=options.command)
+        with lock:
             return _in_session(host_name, deployments, options, bus, run_id, lock)
-    except DeployError as error:
-        bus.emit(RunFinished(host_name, "", error.exit_code, str(error), error.fix))
-        return [DeploymentResult(want.id, error=error) for want in deployments]
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - told with its host; other hosts go on
+        told = error if isinstance(error, DeployError) else Defect.of(error, host_name)
+        bus.emit(RunFinished(host_name, "", told.exit_code, str(told), told.fix))
+        return [DeploymentResult(want.id, error=told) for want in deployments]
     finally:
-        record.close()
+        if record is not None:
+            record.close()
 
 
 def _in_session(
@@ -145,12 +179,19 @@ def _in_session(
                 bus.emit(
                     RunFinished(host_name, want.id, 0, _summary(want, result), "", result.result)
                 )
-            except DeployError as error:
-                result.error = error
-                bus.emit(RunFinished(host_name, want.id, error.exit_code, str(error), error.fix))
             except KeyboardInterrupt:
                 bus.emit(RunFinished(host_name, want.id, Interrupted.exit_code, "interrupted"))
                 raise
+            except BrokenPipeError:
+                raise
+            except Exception as error:  # noqa: BLE001 - told with its deployment
+                told = error if isinstance(error, DeployError) else Defect.of(error, want.id)
+                result.error = told
+                bus.emit(RunFinished(host_name, want.id, told.exit_code, str(told), told.fix))
+                if isinstance(told, Interrupted | CommandOverdue):
+                    rest = deployments[len(results) :]
+                    results += [DeploymentResult(later.id, error=told) for later in rest]
+                    break
     finally:
         session.close(lambda text: bus.emit(Note(host_name, "", "", "warning", text)))
     return results
@@ -185,31 +226,54 @@ def _one(
     result.outcome = outcome
     if options.dry_run:
         return
-    if outcome.pending:
-        if options.confirm is not None and not options.confirm(want, outcome):
+    selection = options.selection
+    plans = outcome.plans.items()
+    acting = Outcome({name: plan for name, plan in plans if selection.acts(engine.names, name)})
+    if acting.pending:
+        if options.confirm is not None and not options.confirm(want, acting):
             result.declined = True
             return
         session.want_lock(run_id)
         facts = engine.look("under the host lock")
-    engine.apply(outcome, facts, options.selection)
+    facts = engine.apply(outcome, facts, selection)
+    result.left = [
+        step.name
+        for step in steps
+        if not selection.acts(engine.names, step.name)
+        and step.plan(want, facts, own).state is not PlanState.NOTHING
+    ]
     if options.serves:
-        result.result = endpoint(want, own)
+        result.result = proven(want, steps, facts, own)
 
 
-def endpoint(want: Deployment, own: DeploymentState) -> dict[str, Any]:
-    """Where the model answers, and what was proven of it."""
-    address = want.host.ssh.address
+def address(want: Deployment) -> str:
+    """The URL at which the model answers when it is served."""
+    ssh = want.host.ssh
     if want.container is not None and want.container.ssh is not None:
-        address = want.container.ssh.address
-    base = f"http://{address}:{want.port}"
-    known = next((launch for launch in own.launches if launch.id == own.known_good), None)
+        ssh = want.container.ssh
+    return f"{(want.entry.url or f'http://{ssh.address}:{want.port}').rstrip('/')}/v1"
+
+
+def proven(
+    want: Deployment, steps: Sequence[Step], facts: Facts, own: DeploymentState
+) -> dict[str, Any]:
+    """Where the model answers, and what was proven of the launch that is alive now.
+
+    Empty unless the verify step, asked with these facts, has nothing left to do.
+    """
+    verify = next((step for step in steps if isinstance(step, VerifyStep)), None)
+    server, serving = facts.get(ServerFact), facts.get(ServingFact)
+    if verify is None or server is None or server.job is None or serving is None:
+        return {}
+    if verify.plan(want, facts, own).state is not PlanState.NOTHING:
+        return {}
     return {
-        "endpoint": f"{(want.entry.url or base).rstrip('/')}/v1",
+        "endpoint": address(want),
         "model": want.playbook.model.served_name,
-        "launch": known.id if known else "",
-        "variant": known.variant if known else "",
-        "verdict": known.verdict if known else "",
-        "figures": dict(known.figures) if known else {},
+        "launch": serving.launch,
+        "variant": server.job.launch.variant,
+        "verdict": serving.verdict,
+        "figures": dict(serving.figures),
     }
 
 
@@ -220,6 +284,7 @@ def _summary(want: Deployment, result: DeploymentResult) -> str:
         changed = result.outcome.changed if result.outcome else []
         did = f"changed: {', '.join(changed)}" if changed else "nothing to do"
         return f"{want.id} serves {result.result['model']} at {result.result['endpoint']} ({did})"
+    done = "nothing was changed"
     if result.outcome is not None and result.outcome.changed:
-        return f"changed: {', '.join(result.outcome.changed)}"
-    return "nothing was changed"
+        done = f"changed: {', '.join(result.outcome.changed)}"
+    return f"{done}; left to do: {', '.join(result.left)}" if result.left else done

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, Interrupted
-from deployer.events import Event
+from deployer.events import Event, RunFinished
 
 R = TypeVar("R")
 MAX_PARALLEL = 16
@@ -39,6 +39,9 @@ class Cancel:
 
     def __call__(self, event: Event) -> None:
         """Raises Interrupted in the worker that emits."""
+        # How a run ended is told in any case; it waits for nothing.
+        if isinstance(event, RunFinished):
+            return
         if self._asked.is_set() and threading.current_thread() is not threading.main_thread():
             raise Interrupted("interrupted", where=event.deployment or event.host)
 

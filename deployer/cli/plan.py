@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from deployer.cli.options import Options, common, targets
+from deployer.cli.plain import number
 from deployer.cli.report import print_error
 from deployer.model import PlanState
 
@@ -64,6 +65,14 @@ def print_results(results: Sequence[DeploymentResult], dry_run: bool) -> None:
             print_endpoint(result)
         elif result.outcome is not None:
             did = ", ".join(result.outcome.changed)
+            if result.left:
+                left = ", ".join(result.left)
+                click.echo(
+                    f"{result.id}: changed: {did or 'nothing'}; left to do: {left} "
+                    f"(`deploy up {result.id}`)",
+                    err=True,
+                )
+                continue
             reasons = "; ".join(plan.reason for plan in result.outcome.plans.values())
             click.echo(f"{result.id}: {did or 'nothing to do'}: {reasons}", err=True)
 
@@ -79,7 +88,7 @@ def print_endpoint(result: DeploymentResult) -> None:
         err=True,
     )
     if what["figures"]:
-        figures = ", ".join(f"{name} {value:g}" for name, value in what["figures"].items())
+        figures = ", ".join(f"{name} {number(value)}" for name, value in what["figures"].items())
         click.echo(f"  measured: {figures}", err=True)
     click.echo(f"  changed: {', '.join(changed) if changed else 'nothing'}", err=True)
 

@@ -16,6 +16,7 @@ from deployer.cli.deadline import deadline
 from deployer.cli.hosts import by_host, exit_code, run_hosts
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
+from deployer.cli.plain import number
 from deployer.cli.report import error_dict
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, StateUnreadable
@@ -27,7 +28,7 @@ from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile
 from deployer.steps.base import Step
 from deployer.steps.order import all_steps
-from deployer.up import UpOptions, endpoint
+from deployer.up import UpOptions, address
 
 
 @dataclass
@@ -147,7 +148,7 @@ def host_document(look: Look, me: Controller) -> dict[str, Any]:
             document["lock"] = observe.lock_document(facts, me)
         state = look.state_of(want)
         seen = observe.deployment_document(want, facts, state)
-        seen["endpoint"] = endpoint(want, state)["endpoint"]
+        seen["endpoint"] = address(want)
         document["deployments"].append(seen)
     return document
 
@@ -251,11 +252,6 @@ def _weights(weights: Mapping[str, Any]) -> str:
         "present": f"{count} files, not compared with a list yet",
     }.get(state, state)
     return f"{text} in {weights['path']}"
-
-
-def number(value: float) -> str:
-    """A figure without an exponent: `57809784`, `568.6`, `2.71`."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:

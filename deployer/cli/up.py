@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +22,9 @@ from deployer.errors import UsageError
 from deployer.steps.base import Step
 from deployer.steps.order import NAMES, all_steps
 from deployer.up import DeploymentResult, UpOptions, up_host
+
+_ASKING = threading.Lock()
+"""Hosts run in parallel; questions come one after the other."""
 
 
 @click.command("up")
@@ -98,10 +102,18 @@ def run_up(
 
 
 def _ask(want: Deployment, outcome: Outcome) -> bool:
+    with _ASKING:
+        return _asked(want, outcome)
+
+
+def _asked(want: Deployment, outcome: Outcome) -> bool:
     for name, plan in outcome.plans.items():
         titles = "; ".join(change.title for change in plan.changes)
         click.echo(f"  {name:<10} {plan.state.value:<8} {titles or plan.reason}", err=True)
-    return click.confirm(f"Apply this to {want.id}?", default=False, err=True)
+    try:
+        return click.confirm(f"Apply this to {want.id}?", default=False, err=True)
+    except click.Abort:
+        raise KeyboardInterrupt from None
 
 
 def _document(results: Sequence[DeploymentResult], dry_run: bool, code: int) -> dict[str, Any]:
@@ -114,6 +126,7 @@ def _document(results: Sequence[DeploymentResult], dry_run: bool, code: int) -> 
                 "exit_code": result.exit_code,
                 "steps": plan_document(result.outcome),
                 "changed": result.outcome.changed if result.outcome else [],
+                "left": result.left,
                 "error": error_dict(result.error) if result.error else None,
                 **result.result,
             }
