@@ -25,6 +25,8 @@ COMMANDS = {
     "logs": "Print the current launch's log; -f follows it across rotation.",
     "history": "List launches with variant, figures and verdict.",
     "doctor": "Look at everything, worst problem first, with the action for it.",
+    "explain": "Say what an SGLang log file shows: phase, cause, action. Offline.",
+    "judge": "Say whether a model's answer (JSON) is good text. Offline.",
     "unlock": "Release a host lock that a dead run left behind.",
     "trust": "Record a host's SSH key after you have compared its fingerprint.",
     "help": "Explain a topic: inventory, playbook, exit-codes.",

@@ -33,7 +33,7 @@ FIGURES = re.compile(
 )
 MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("ready", re.compile(r"The server is fired up and ready to roll!")),
-    ("warmup", re.compile(r"Uvicorn running on |Application startup complete\.")),
+    ("warmup", re.compile(r"Uvicorn running on ")),
     ("server", re.compile(r"Started server process \[\d+\]|^\[[^\]]*\] max_total_num_tokens=\d+,")),
     ("graphs", re.compile(r"Capture (?:target |draft )?[\w ]*cuda graph begin", re.IGNORECASE)),
     ("mamba", re.compile(r"Mamba Cache is allocated\.")),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 CHARACTER_RUN = 24
 DRAWING = frozenset("-=_*#.~ \t\n│─═━|+ ·•…>/\\")
@@ -27,12 +27,16 @@ EXCERPT = 160
 
 @dataclass(frozen=True)
 class Verdict:
-    """`why` is one line; `evidence` an excerpt at `position` (characters into the judged text)."""
+    """`why` is one line; `evidence` an excerpt at `position` (characters into the judged text).
+
+    `part` is which text was judged bad: content or reasoning_content; '' where it is both.
+    """
 
     good: bool
     why: str = ""
     evidence: str = ""
     position: int = -1
+    part: str = ""
 
 
 GOOD = Verdict(True)
@@ -60,11 +64,11 @@ def judge(
         return Verdict(
             False, "there is reasoning but no answer", _excerpt(thought, len(thought)), len(thought)
         )
-    for part in (thought, said):
-        if part:
-            verdict = _judge_text(part, asks_to_repeat(prompt))
+    for part, text in (("reasoning_content", thought), ("content", said)):
+        if text:
+            verdict = _judge_text(text, asks_to_repeat(prompt))
             if not verdict.good:
-                return verdict
+                return replace(verdict, part=part)
     length = completion_tokens if completion_tokens is not None else len(tokens(thought + said))
     if length < min_tokens:
         return Verdict(
@@ -258,7 +262,8 @@ def _redundancy(text: str) -> Verdict:
     tail = text[-3000:]
     if len(tail) < 1500 or not _is_prose(tail):
         return GOOD
-    ratio = len(zlib.compress(tail.encode(), 9)) / len(tail.encode())
+    data = tail.encode("utf-8", "replace")
+    ratio = len(zlib.compress(data, 9)) / len(data)
     if ratio < 0.07:
         at = len(text) - len(tail)
         return Verdict(False, "the text repeats itself in a long loop", _excerpt(text, at), at)

@@ -1,0 +1,366 @@
+"""The table of failure classes: which text in a launch's log names which cause. Data.
+
+Read top down: narrow causes stand above the wide ones that they set off. A pattern that a healthy
+log may hold (a warning, a caught import) is bound to the head of an exception's last line.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`pattern` is looked for in each line; the cause is the first line that has it, or the last.
+
+    `phases`: the phases in which the rule holds, first and last; None is any.
+    """
+
+    cls: str
+    pattern: re.Pattern[str]
+    action: str
+    next_variant: bool = False
+    last: bool = False
+    phases: tuple[str, str] | None = None
+
+
+def _rule(
+    cls: str,
+    pattern: str,
+    action: str,
+    *,
+    next_variant: bool = False,
+    last: bool = False,
+    phases: tuple[str, str] | None = None,
+) -> Rule:
+    return Rule(cls, re.compile(pattern), action, next_variant, last, phases)
+
+
+RULES: tuple[Rule, ...] = (
+    _rule(
+        "port-in-use",
+        r"\[Errno 98\].*address already in use|is used by a process already"
+        r"|[Aa]ddress already in use"
+        r"|EADDRINUSE|server socket has failed to listen",
+        "find the owner of the port (`deploy doctor`) and stop it, or choose another serve.port",
+    ),
+    _rule(
+        "address-not-here",
+        r"\[Errno 99\].*bind|[Cc]annot assign requested address.*bind"
+        r"|bind on address .*[Cc]annot assign",
+        "serve.host is no address of the target: use 0.0.0.0 or one of its own",
+    ),
+    _rule(
+        "bad-arguments",
+        r"error: unrecognized arguments:|error: argument --|error: ambiguous option:"
+        r"|error: the following arguments are required",
+        "correct serve.args in the playbook: this version's own parser refuses them",
+        last=True,
+    ),
+    _rule(
+        "speculation-needs-extra-buffer",
+        r"Speculative decoding for .* is not compatible with radix cache",
+        "add serve.args mamba-scheduler-strategy: extra_buffer, or disable-radix-cache: true",
+        last=True,
+    ),
+    _rule(
+        "extra-buffer-needs-radix",
+        r"mamba extra_buffer is not compatible with --disable-radix-cache",
+        "leave out one of mamba-scheduler-strategy: extra_buffer and disable-radix-cache",
+        last=True,
+    ),
+    _rule(
+        "context-too-long",
+        r"ValueError: .*context_length \(\d+\) is greater than the derived",
+        "lower serve.args context-length to what the model's config allows",
+        last=True,
+    ),
+    _rule(
+        "quantization-mismatch",
+        r"Quantization method specified in the model config",
+        "remove serve.args quantization, or name the one of the model's config",
+        last=True,
+    ),
+    _rule(
+        "unknown-model-type",
+        r"does not recognize this architecture|Model architectures .* are not supported",
+        "this engine does not know the model: choose a newer engine.version with its lock",
+    ),
+    _rule(
+        "model-config-missing",
+        r"Unrecognized model in .*model_type",
+        "config.json is absent or empty: `deploy up --from shards` completes the weights",
+        last=True,
+    ),
+    _rule(
+        "model-path-missing",
+        r"OSError: Repo id must be in the form|OSError: .* is not a local folder"
+        r"|Incorrect path_or_model_id",
+        "the folder in model.path does not exist on the target: `deploy up --from shards`",
+        last=True,
+    ),
+    _rule(
+        "hub-refused",
+        r"401 Client Error|403 Client Error|GatedRepoError|[Cc]annot access gated repo"
+        r"|trying to access a gated repo|Invalid user token|RepositoryNotFoundError",
+        "the Hub refused (a token that is missing or may not): model.path must be a local folder",
+    ),
+    _rule(
+        "trust-remote-code",
+        r"requires you to execute the .*file|trust_remote_code=True.* to remove this error"
+        r"|contains custom code which must be executed",
+        "the model brings its own code: read it, then add serve.args trust-remote-code: true",
+        last=True,
+    ),
+    _rule(
+        "model-config-broken",
+        r"config file at .* is not a valid JSON file|Error parsing .*config\.json",
+        "a config file of the model is no JSON: `deploy up --from shards` checks every hash",
+        last=True,
+    ),
+    _rule(
+        "tokenizer",
+        r"Can't load tokenizer for|[Cc]ouldn't instantiate the backend tokenizer"
+        r"|Tokenizer class \S+ does not exist|Unable to load vocabulary from file"
+        r"|untagged enum \w+|[Ee]rror (?:while )?(?:loading|parsing) (?:the )?tokenizer"
+        r"|Error.*(?:tokenizer\.json|tokenizer\.model|tokenizer_config\.json|vocab\.json)"
+        r"|Failed to load the tokenizer",
+        "the tokenizer's files are missing or broken: `deploy up --from shards` checks every hash",
+        last=True,
+    ),
+    _rule(
+        "tp-size-mismatch",
+        r"Error: .*(?:is not|must be|should be|not) divisible by",
+        "tp-size (or another size) does not divide what the model has: change tp-size",
+        last=True,
+    ),
+    _rule(
+        "hub-unreachable",
+        r"We couldn't connect to 'https?://|Temporary failure in name resolution",
+        "the server tried to reach the Hub: model.path must be a complete local folder",
+    ),
+    _rule(
+        "weights-missing",
+        r"Cannot find any model weights with",
+        "no weights in model.path: `deploy up --from shards`",
+        last=True,
+    ),
+    _rule(
+        "weights-corrupt",
+        r"SafetensorError: |header too large|incomplete metadata, file not fully covered",
+        "a weight file is cut or is not one: `deploy up --from shards` checks every hash",
+        last=True,
+    ),
+    _rule(
+        "weights-mismatch",
+        r"Error: .*(?:size mismatch for|shape mismatch|[Ss]hapes? .* (?:do not|don't) match)"
+        r"|Error: .*size of tensor .* must match|Error: param_data\.shape"
+        r"|KeyError: .(?:model|lm_head|language_model|visual|mtp)\.[\w.]+",
+        "the weights are not those of config.json: `deploy up --from shards` checks every hash",
+        last=True,
+    ),
+    _rule(
+        "shared-memory-full",
+        r"(?:Error|WARN|Exception)\b.*/dev/shm/.*No space left|Error: .*No space left.*/dev/shm"
+        r"|[Ee]rror while creating shared memory segment",
+        "/dev/shm of the container is too small for NCCL: make it larger (8 GB or more)",
+    ),
+    _rule(
+        "disk-full",
+        r"(?:Error|Exception|fatal error|filesystem error): .*(?:No space left|Errno 28\b)"
+        r"|os error 28\b|Error: .*Disk quota exceeded|^\[[^\]]*\].*\[Errno 28\]",
+        "a file system of the target is full: `df -h` there, then free space (`deploy doctor`)",
+    ),
+    _rule(
+        "driver-too-old",
+        r"NVIDIA driver on your system is too old|CUDA driver version is insufficient"
+        r"|forward compatibility was attempted on non supported HW|cudaErrorInsufficientDriver"
+        r"|the provided PTX was compiled with an unsupported toolchain",
+        "the host's driver is older than this engine's CUDA needs: `deploy up --from driver`",
+    ),
+    _rule(
+        "driver-mismatch",
+        r"[Dd]river/library version mismatch",
+        "kernel module and user libraries are of two driver versions: `deploy up --from driver`",
+    ),
+    _rule(
+        "gpu-broken",
+        r"uncorrectable ECC error|GPU is lost|fallen off the bus|CUDA error: hardware",
+        "a GPU has failed: read `dmesg` on the host for Xid lines, then reset or replace it",
+    ),
+    _rule(
+        "gpu-unsupported",
+        r"no kernel image is available for execution"
+        r"|not compatible with the current PyTorch installation"
+        r"|requires (?:a )?(?:CUDA )?compute capability|is not supported on this GPU",
+        "this build has no kernels for this GPU: choose another engine.version",
+    ),
+    _rule(
+        "no-gpu",
+        r"No accelerator \(CUDA|No CUDA GPUs are available|Found no NVIDIA driver"
+        r"|no CUDA-capable device is detected|CUDA unknown error|Torch not compiled with CUDA"
+        r"|CUDA error: (?:initialization error|system not yet initialized)"
+        r"|Failed to initialize NVML|Can't initialize NVML",
+        "no GPU is usable in the guest: `deploy up --from driver`",
+        last=True,
+    ),
+    _rule(
+        "too-few-gpus",
+        r"CUDA error: invalid device ordinal",
+        "tp-size asks for more GPUs than the container has: change tp-size or its `gpus`",
+    ),
+    _rule(
+        "gpu-occupied",
+        r"memory capacity is unbalanced",
+        "another process holds memory of one GPU: `deploy doctor` names it",
+    ),
+    _rule(
+        "graph-capture-out-of-memory",
+        r"Capture cuda graph failed: .*out of memory",
+        "lower serve.args mem-fraction-static or cuda-graph-max-bs",
+        next_variant=True,
+        last=True,
+    ),
+    _rule(
+        "graph-capture-out-of-memory",
+        r"OutOfMemoryError: CUDA out of memory",
+        "lower serve.args mem-fraction-static or cuda-graph-max-bs",
+        next_variant=True,
+        last=True,
+        phases=("graphs", "graphs"),
+    ),
+    _rule(
+        "not-enough-memory",
+        r"(?:RuntimeError|ValueError): (?:Not enough (?:GPU )?memory|Loaded weights leave no GPU)"
+        r"|Hybrid \(mamba/linear-attention\) state cache is too small"
+        r"|is larger than the profiled value -",
+        "first see that nothing else uses the GPUs (`deploy doctor`); then raise "
+        "serve.args mem-fraction-static, or lower context-length or max-running-requests",
+        next_variant=True,
+        last=True,
+    ),
+    _rule(
+        "mamba-pool-too-small",
+        r"Not enough space for mamba ping pong idx|max_running_request is zero",
+        "raise serve.args mamba-full-memory-ratio or max-mamba-cache-size",
+        next_variant=True,
+        last=True,
+    ),
+    _rule(
+        "out-of-memory",
+        r"OutOfMemoryError: CUDA out of memory|CUDA error: out of memory",
+        "lower serve.args mem-fraction-static, context-length or max-running-requests",
+        next_variant=True,
+        last=True,
+    ),
+    _rule(
+        "host-out-of-memory",
+        r"^(?:\[[^\]]*\] )?MemoryError\b|std::bad_alloc|Cannot allocate memory"
+        r"|can't allocate memory"
+        r"|[Oo]ut of memory: Killed process|oom-kill",
+        "the target's own memory (not the GPU's) is full: raise the container's memory",
+    ),
+    _rule(
+        "bad-numbers",
+        r"Assertion [`']probability tensor contains either",
+        "the model computes garbage (missing or wrong weights): `deploy up --from shards`",
+    ),
+    _rule(
+        "engine-not-installed",
+        r"Error while finding module specification for 'sglang|No module named '?sglang",
+        "the venv lacks sglang: `deploy up --from venv`",
+    ),
+    _rule(
+        "library-missing",
+        r"ImportError: \S+\.so[.\d]*: cannot open shared object file"
+        r"|ImportError: (?:cannot import name .* from 'sgl_kernel'|Can not import FA3)",
+        "the venv does not fit this machine (a CUDA library is missing): `deploy up --from venv`",
+    ),
+    _rule(
+        "compiler-missing",
+        r"nvcc: not found|ninja: not found|Could not find (?:nvcc|CUDA installation)"
+        r"|CUDA_HOME .*not set|Failed to find C compiler|(?:gcc|g\+\+|c\+\+): not found"
+        r"|Python\.h: No such file",
+        "this engine compiles kernels at the first start: install nvcc (CUDA toolkit) and ninja",
+    ),
+    _rule(
+        "cuda-fault",
+        r"CUDA error: (?:an illegal memory access|device-side assert|unspecified launch failure"
+        r"|misaligned address|invalid argument|launch failed|operation not permitted)",
+        "a GPU kernel failed; try the next variant, without speculation",
+        next_variant=True,
+    ),
+    _rule(
+        "nccl",
+        r"NCCL error|nccl[A-Z]\w+(?:Error|Usage|Argument)\b|DistBackendError"
+        r"|NCCL WARN .*(?:fail|error)|Watchdog caught collective operation timeout",
+        "the GPUs cannot talk to each other; try serve.env NCCL_P2P_DISABLE: '1'",
+    ),
+    _rule(
+        "distributed-timeout",
+        r"DistNetworkError|DistStoreError|Gloo connectFullMesh failed"
+        r"|The client socket has (?:timed out|failed to connect)",
+        "the ranks did not find each other: see which rank died first",
+    ),
+    _rule(
+        "kernel-too-large",
+        r"OutOfResources: |out of resource: shared memory",
+        "a kernel does not fit this GPU: try another serve.args attention-backend",
+        next_variant=True,
+    ),
+    _rule(
+        "graph-capture-failed",
+        r"Capture (?:\w+ )?cuda graph failed:",
+        "graph capture failed: try serve.args disable-cuda-graph: true to see the server run",
+        next_variant=True,
+        last=True,
+    ),
+    _rule(
+        "watchdog",
+        r"[Ww]atchdog timeout",
+        "a step took longer than the watchdog allows: see the stacks in the log",
+        next_variant=True,
+    ),
+    _rule(
+        "too-many-files",
+        r"Too many open files",
+        "the limit of open files is too low in the container: raise its nofile limit",
+    ),
+    _rule(
+        "python-module-missing",
+        r"^(?:- )?(?:\[[^\]]*\] )?"
+        r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*required))",
+        "the venv lacks a package or holds a wrong version: `deploy up --from venv`",
+        last=True,
+    ),
+    _rule(
+        "permission",
+        r"(?:PermissionError|OSError): .*"
+        r"(?:Permission denied|Operation not permitted|Read-only file system)",
+        "the server may not use that file: see its owner, and who the launch runs as",
+        last=True,
+    ),
+    _rule(
+        "crashed",
+        r"Fatal Python error: (?!Aborted)|Segmentation fault|\*\*\* SIG(?:SEGV|BUS|ABRT)|Bus error",
+        "native code crashed; the next variant may do without what crashed",
+        next_variant=True,
+    ),
+    _rule(
+        "child-killed",
+        r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9",
+        "a worker was killed from outside (out of host memory?): read `dmesg` on the host",
+    ),
+    _rule(
+        "child-crashed",
+        r"Subprocess \S+ \(pid=\d+\) crashed with exit code",
+        "a worker process crashed; the next variant may do without what crashed",
+        next_variant=True,
+    ),
+    _rule(
+        "asked-to-stop",
+        r"SIGTERM received\.",
+        "somebody stopped the server: run `deploy up` again",
+    ),
+)
