@@ -9,6 +9,7 @@ import click
 from deployer.catalog import Catalog
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
+from deployer.cli.plain import number
 from deployer.state import DeploymentState, Launch
 from deployer.state_file import StateFile
 from deployer.up import UpOptions
@@ -46,7 +47,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
 
 def _line(launch: Launch, good: bool) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(launch.started))
-    figures = ", ".join(f"{name} {value:g}" for name, value in launch.figures.items())
+    figures = ", ".join(f"{name} {number(value)}" for name, value in launch.figures.items())
     mark = "*" if good else " "
     line = f"{mark} {launch.id:<22} {when}  {launch.variant:<10} {launch.verdict}"
     return f"{line}  ({figures})" if figures else line

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from deployer import events as ev
 
 PROGRESS_EVERY_S = 30.0
+EVIDENCE_LINES = 3
+"""Of a failed gate; the error at the end shows more."""
 
 MARKS = {"nothing": "=", "changes": "~", "blocked": "!", "unknown": "?"}
 
@@ -21,10 +23,16 @@ def size_text(count: float) -> str:
     return f"{count:.1f} TB"
 
 
+def number(value: float) -> str:
+    """A figure without an exponent: `57809784`, `568.6`, `2.71`."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def progress_text(event: ev.Progress) -> str:
     """`what 12.0 MB of 24.0 MB (50 %) detail`."""
-    if event.unit == "B":
-        figures = f"{size_text(event.done)} of {size_text(event.total)}"
+    if event.unit in ("B", "bytes"):
+        figures = size_text(event.done)
+        figures += f" of {size_text(event.total)}" if event.total else ""
     elif event.total:
         figures = f"{event.done:g} of {event.total:g} {event.unit}".rstrip()
     else:
@@ -81,7 +89,8 @@ class PlainRenderer:
                 mark = "ok  " if event.passed else "FAIL"
                 lines = [f"{event.step:<10}   {mark} {event.gate}: {event.detail}"]
                 if not event.passed and event.evidence:
-                    lines.append(f"{event.step:<10}        evidence: {event.evidence}")
+                    told = event.evidence.splitlines()[:EVIDENCE_LINES]
+                    lines += [f"{event.step:<10}        evidence: {text}" for text in told]
                 return lines
             case ev.StepDone():
                 return self._done(event)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployer import events as ev
-from deployer.cli.plain import PlainRenderer, size_text
+from deployer.cli.plain import PlainRenderer, number, size_text
 
 
 def shown(*events: ev.Event, show_plan: bool = False, seconds: float = 0.0) -> list[str]:
@@ -35,6 +35,27 @@ def test_a_new_thing_that_is_waited_for_is_said_at_once() -> None:
     assert shown(progress(1), other) == [
         "shards       downloading 1 B of 100 B (1 %)",
         "shards       checking 1 of 2 files (50 %)",
+    ]
+
+
+def test_bytes_are_sizes() -> None:
+    download = ev.Progress("h", "h/d", "shards", "download", 25183100.0, 50366200.0, "bytes")
+    install = ev.Progress("h", "h/d", "venv", "install", 110592.0, 0.0, "bytes")
+    assert shown(download, install) == [
+        "shards       download 25.2 MB of 50.4 MB (50 %)",
+        "venv         install 110.6 kB",
+    ]
+
+
+def test_figures_have_no_exponent() -> None:
+    assert [number(one) for one in (57809784.0, 568.61, 0.57)] == ["57809784", "568.6", "0.57"]
+
+
+def test_a_failed_gate_shows_a_few_lines_of_evidence() -> None:
+    event = ev.GateChecked("h", "h/d", "verify", "quality", False, "it repeats", "thinking\n" * 9)
+    assert shown(event) == [
+        "verify       FAIL quality: it repeats",
+        *["verify            evidence: thinking"] * 3,
     ]
 
 

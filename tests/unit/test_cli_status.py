@@ -14,7 +14,8 @@ from click.testing import CliRunner, Result
 from deployer import gpu
 from deployer.cli import status as module
 from deployer.cli.main import group
-from deployer.cli.status import duration, number
+from deployer.cli.plain import number
+from deployer.cli.status import duration
 from deployer.errors import AuthenticationRefused, Unreachable
 from deployer.model import Facts, Where
 from deployer.observe import ClockFact, GpuLinks, LockSeen
