@@ -25,6 +25,8 @@ SESSION_RETRY_S = 0.05
 SESSION_DEADLINE_S = 10.0
 """How long a refused session is tried again."""
 
+STATUS_S = 2.0
+"""How long the exit status may come after the end of both streams."""
 HANG_UP_S = 2.0
 """How long the close of a session may take."""
 
@@ -315,7 +317,9 @@ class _Exchange:
         if not self._transport.is_active():
             error = self._transport.get_exception()
             return str(error or "") or "the connection was closed"
-        if channel.exit_status_ready():
+        # The end of the streams travels before the exit status; the event is set by close too.
+        channel.status_event.wait(min(STATUS_S, self._left()))
+        if channel.exit_status_ready() and channel.recv_exit_status() >= 0:
             return f"the remote shell ended with status {channel.recv_exit_status()}"
         return "the session was closed"
 
