@@ -268,7 +268,7 @@ class Gates:
         """Raises GateFailed; says it when the server died, with its own last words."""
         want = self.context.want
         lines = tuple(line for line in evidence.split("\n") if line.strip())
-        fix = f"try another variant: `deploy up {want.id} --variant NAME`, then `deploy logs`"
+        fix = self._way_out()
         status = self._status(DYING_S if may_be_dying else 0.0)
         if not status.alive:
             log = self._log_end()
@@ -284,6 +284,17 @@ class Gates:
         raise GateFailed(
             f"gate {gate!r} failed: {why}", where=f"{want.id} verify", fix=fix, evidence=lines
         )
+
+    def _way_out(self) -> str:
+        """The next variant after the one that was launched; the log when there is none."""
+        want = self.context.want
+        names = [variant.name for variant in want.playbook.variants]
+        launches = self.context.state.launches
+        launched = next((one.variant for one in launches if one.id == self.job.id), "")
+        later = names[names.index(launched) + 1 :] if launched in names else []
+        if later:
+            return f"try the next variant: `deploy up {want.id} --variant {later[0]}`"
+        return f"read `deploy logs {want.id}`: no other variant is left in the playbook"
 
     def _status(self, patience_s: float) -> JobStatus:
         """The job now; one that is about to die gets `patience_s` to do so."""
