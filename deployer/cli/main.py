@@ -24,6 +24,7 @@ COMMANDS = {
     "status": "Show hosts, GPUs, deployments and launches as observed now.",
     "logs": "Print the current launch's log; -f follows it across rotation.",
     "history": "List launches with variant, figures and verdict.",
+    "fit": "Say what a playbook's server will effectively run, and where the memory goes.",
     "doctor": "Look at everything, worst problem first, with the action for it.",
     "explain": "Say what an SGLang log file shows: phase, cause, action. Offline.",
     "judge": "Say whether a model's answer (JSON) is good text. Offline.",

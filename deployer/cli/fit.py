@@ -1,0 +1,213 @@
+"""`deploy fit`: what SGLang will effectively run, and where the memory goes. Offline."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from deployer import crosscheck
+from deployer.catalog import Catalog
+from deployer.cli.fit_report import Answer, document, lines
+from deployer.cli.options import Options, common
+from deployer.cli.output import print_json
+from deployer.document import load, read_text
+from deployer.errors import DocumentError, UsageError
+from deployer.names import did_you_mean, listed, shown
+from deployer.playbook import ArgValue, Playbook
+from deployer.sglang import compat
+from deployer.sglang.fit import (
+    Machine,
+    alternatives,
+    evaluate,
+    gpu_of,
+    load_of,
+    most_full_requests,
+)
+from deployer.sglang.modelconfig import ConfigNotUnderstood, parse_config
+from deployer.sglang.modelshape import ModelShape
+from deployer.sglang.resolved import engine_of
+from deployer.sglang.serveflags import ServeFlags
+from deployer.validation import validate
+
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+CARDS_MIB = {"A6000": 49140, "H200": 143771, "4090": 24564, "L40S": 46068}
+"""`memory.total` of nvidia-smi, as recorded; by a word of the card's name."""
+
+
+@click.command("fit")
+@click.argument("name", metavar="PLAYBOOK")
+@click.option("--variant", metavar="NAME", default=None, help="A variant; default: the first.")
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="The model's config.json; default: the one in the Hugging Face cache.",
+)
+@click.option(
+    "--free-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Free GiB of the fullest GPU before the weights (SGLang's `Load weight begin` line).",
+)
+@click.option(
+    "--gpu-mib",
+    type=click.IntRange(min=1),
+    default=None,
+    help="MiB of one GPU (nvidia-smi memory.total); default: by the card named in the inventory.",
+)
+@click.option(
+    "--weights-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    help="Weights on one GPU (`Load weight end. mem usage`); default: estimated.",
+)
+@click.option(
+    "--draft-gib",
+    type=click.FloatRange(min=0),
+    default=None,
+    help="Draft weights on one GPU while loading; default: estimated.",
+)
+@common
+def command(
+    options: Options,
+    name: str,
+    variant: str | None,
+    config_file: Path | None,
+    free_gib: float | None,
+    gpu_mib: int | None,
+    weights_gib: float | None,
+    draft_gib: float | None,
+) -> int:
+    """Say what a playbook's server will effectively run, and where the memory of a GPU goes.
+
+    Offline: SGLang's own arithmetic on config.json. Exit code 1 when it would not start or must
+    not be used.
+    """
+    path, playbook = _playbook(options, name)
+    chosen, args = _arguments(playbook, variant, path)
+    flags = _flags(args, path)
+    shape, source = _shape(playbook, config_file)
+    notes = [f"config.json: {source}"]
+    if gpu_mib is None:
+        gpu_mib = _card_mib(options, path.stem, notes)
+    if gpu_mib is None and free_gib is None:
+        raise UsageError(
+            "the memory of the GPUs is not known",
+            where=name,
+            fix="give --gpu-mib (nvidia-smi --query-gpu=memory.total), or --free-gib",
+        )
+    gpu, assumed = gpu_of(gpu_mib, free_gib, flags.tp)
+    weights, more = load_of(shape, flags, weights_gib, draft_gib)
+    version = playbook.engine.version
+    machine = Machine(shape, version, gpu, weights, playbook.serve.env)
+    unread = engine_of(version)[1]
+    assumed += [*more, *([unread] if unread else [])]
+    assumed += [f"--{flag} is not covered by the arithmetic" for flag in flags.unmodelled]
+    fit = evaluate(machine, args)
+    answer = Answer(
+        name=path.stem,
+        playbook=playbook,
+        variant=chosen,
+        machine=machine,
+        fit=fit,
+        problems=tuple(compat.check(version, args, shape.model_type, playbook.driver.version)),
+        others=alternatives(machine, args, fit),
+        most_full=most_full_requests(machine, fit),
+        assumed=tuple(assumed),
+        notes=tuple(notes),
+    )
+    if options.as_json:
+        print_json(document(answer))
+    else:
+        for line in lines(answer):
+            click.echo(line)
+    return answer.exit_code
+
+
+def _playbook(options: Options, name: str) -> tuple[Path, Playbook]:
+    folder = options.inventory.resolve().parent / "playbooks"
+    path = Path(name) if name.endswith((".yaml", ".yml")) else folder / f"{name}.yaml"
+    if not path.exists():
+        known = [file.stem for file in sorted(folder.glob("*.yaml"))]
+        raise UsageError(
+            f"there is no playbook {shown(path)}{did_you_mean(name, known)}",
+            fix=f"playbooks there: {listed(known)}" if known else "name one, or give a file",
+        )
+    loaded = load(path)
+    playbook = validate(loaded, Playbook)
+    crosscheck.check_playbook(loaded, playbook)
+    return path, playbook
+
+
+def _arguments(
+    playbook: Playbook, variant: str | None, path: Path
+) -> tuple[str, dict[str, ArgValue]]:
+    """The variant's name and the arguments with its changes; False removes a flag."""
+    known = [rung.name for rung in playbook.variants]
+    if variant and variant not in known:
+        raise UsageError(
+            f"playbook {path.stem} has no variant `{variant}`{did_you_mean(variant, known)}",
+            where=shown(path),
+            fix=f"variants: {listed(known)}",
+        )
+    chosen = variant or (known[0] if known else "base")
+    args = dict(playbook.serve.args)
+    for rung in playbook.variants:
+        if rung.name == chosen:
+            args.update(rung.args)
+    return chosen, {flag: value for flag, value in args.items() if value is not False}
+
+
+def _flags(args: Mapping[str, ArgValue], path: Path) -> ServeFlags:
+    try:
+        return ServeFlags.from_args(args)
+    except ValueError as error:
+        raise DocumentError(
+            f"serve.args: {error}", where=shown(path), fix="correct the value"
+        ) from error
+
+
+def _shape(playbook: Playbook, given: Path | None) -> tuple[ModelShape, str]:
+    """The model's shape, and where its config came from."""
+    path = given or _cached(playbook)
+    if path is None:
+        model, endpoint = playbook.model, playbook.download.endpoint.rstrip("/")
+        address = f"{endpoint}/{model.repo}/resolve/{model.revision}/config.json"
+        raise UsageError(
+            f"no config.json of {model.repo} is on this machine",
+            fix=f"curl -fLo config.json {shlex.quote(address)}, then --config config.json",
+        )
+    try:
+        return parse_config(read_text(path, MAX_CONFIG_BYTES)), shown(path)
+    except ConfigNotUnderstood as error:
+        raise UsageError(
+            str(error), where=shown(path), fix="this model cannot be planned; nothing is guessed"
+        ) from error
+
+
+def _cached(playbook: Playbook) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    model = playbook.model
+    found = try_to_load_from_cache(model.repo, "config.json", revision=model.revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _card_mib(options: Options, playbook: str, notes: list[str]) -> int | None:
+    """The card of the deployment that uses this playbook, by its name in the inventory."""
+    if not options.inventory.is_dir():
+        return None
+    for host_name, host in Catalog.load(options.inventory).hosts.items():
+        if all(entry.playbook != playbook for entry in host.deployments.values()):
+            continue
+        for gpu in host.gpus:
+            for word, mib in CARDS_MIB.items():
+                if gpu.name and word in gpu.name:
+                    notes.append(f"{mib} MiB a GPU: {gpu.name} of {host_name} in the inventory")
+                    return mib
+    return None
