@@ -63,6 +63,10 @@ class HostKeyChanged(Unreachable):
     """The target's host key differs from the recorded one."""
 
 
+REFUSALS = (AuthenticationRefused, HostKeyUnknown, HostKeyChanged)
+"""What will not pass by itself: asking again is of no use."""
+
+
 class ConnectionLost(Unreachable):
     """The connection ended before the end mark of an answer; nothing in it is believed."""
 

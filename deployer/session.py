@@ -11,13 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deployer.deployment import Deployment
-from deployer.errors import (
-    AuthenticationRefused,
-    DeployError,
-    HostKeyChanged,
-    HostKeyUnknown,
-    Unreachable,
-)
+from deployer.errors import REFUSALS, DeployError, Unreachable
 from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
 from deployer.remote.batch import gather
@@ -26,8 +20,7 @@ from deployer.remote.hostlock import HostLock, LockRecord
 from deployer.remote.transport import Transport
 from deployer.steps.base import Step
 
-REFUSALS = (AuthenticationRefused, HostKeyChanged, HostKeyUnknown)
-"""A guest that is silent for one of these will not answer later either."""
+__all__ = ["REFUSALS", "HostSession"]
 
 
 class HostSession:

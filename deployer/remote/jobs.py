@@ -169,7 +169,7 @@ class Jobs:
         while True:
             try:
                 status = self.poll(job, inode=inode, offset=offset)
-            except _FINAL:
+            except errors.REFUSALS:
                 raise
             except errors.Unreachable:
                 now = self._clock()
@@ -279,9 +279,6 @@ class _Member:
 
     def __str__(self) -> str:
         return f"pid {self.pid} {self.comm} ({self.role}, state {self.state})"
-
-
-_FINAL = (errors.AuthenticationRefused, errors.HostKeyUnknown, errors.HostKeyChanged)
 
 
 def new_job_id() -> str:

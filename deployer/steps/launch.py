@@ -98,6 +98,7 @@ class LaunchStep(Step):
         fact = facts.need(ServerFact)
         key = api_key(context)
         failed: list[str] = []
+        last: tuple[Launch, LaunchFailed] | None = None
         attach = self._joinable(context, fact)
         for variant in ladder(context.want):
             if attach is not None and variant != attach[1]:
@@ -120,15 +121,23 @@ class LaunchStep(Step):
             except LaunchFailed as error:
                 failed.append(variant)
                 self._give_up(context, job, launch, error)
-                if not error.failure.next_variant_allowed or variant == ladder(context.want)[-1]:
-                    known = self._restore(context, key)
-                    raise _as_step_failed(context.want, launch, error, known, key) from error
-                context.note(
-                    f"variant {variant} failed ({error.failure.cls}: "
-                    f"{_redacted(error.failure.cause_line, key)}); trying the next one",
-                    "warning",
-                )
-        raise StepFailed("no variant is left to launch", where=f"{context.want.id} launch", fix="")
+                last = launch, error
+                if not error.failure.next_variant_allowed:
+                    break
+                if variant != ladder(context.want)[-1]:
+                    context.note(
+                        f"variant {variant} failed ({error.failure.cls}: "
+                        f"{_redacted(error.failure.cause_line, key)}); trying the next one",
+                        "warning",
+                    )
+        if last is None:
+            raise StepFailed(
+                f"no variant is left to launch; left out: {', '.join(failed) or 'all'}",
+                where=f"{context.want.id} launch",
+                fix="change the variants of the playbook as the notes above say",
+            )
+        known = self._restore(context, key)
+        raise _as_step_failed(context.want, *last, known, key) from last[1]
 
     def _joinable(
         self, context: StepContext, fact: ServerFact
@@ -236,12 +245,17 @@ class LaunchStep(Step):
         if good.fingerprint == state.launches[-1].fingerprint:
             return ""
         note = LaunchNote(good.variant)
-        job, launch = self._start_command(context, good.argv, good.fingerprint, note, key)
+        either = f"the last known-good launch {good.id} did not start again either"
         try:
-            self._follow(context, job, launch, key)
-        except LaunchFailed as error:
-            self._give_up(context, job, launch, error)
-            return f"the last known-good launch {good.id} did not start again either"
+            job, launch = self._start_command(context, good.argv, good.fingerprint, note, key)
+            try:
+                self._follow(context, job, launch, key)
+            except LaunchFailed as error:
+                self._give_up(context, job, launch, error)
+                return either
+        except StepFailed as error:
+            # The first failure is the one to tell; this one is told with it.
+            return f"{either} ({_redacted(error.what, key)})"
         text = (
             f"the last known-good arguments (launch {good.id}) run again as launch {launch.id}; "
             "its gates were not run again"

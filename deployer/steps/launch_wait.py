@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deployer.errors import ConnectionLost, DeadlineExceeded
+from deployer.errors import REFUSALS, Unreachable
 from deployer.remote.jobs import JobIdentity, JobStatus
 from deployer.sglang.failures import Failure, classify, fatal_while_alive, telling_lines
 from deployer.sglang.log import LaunchLog
@@ -59,7 +59,10 @@ class LaunchWait:
                     self.job, inode=inode, offset=offset
                 )
                 lost = None
-            except (ConnectionLost, DeadlineExceeded):
+            except REFUSALS:
+                raise
+            except Unreachable:
+                # Also a new connection that is refused: the target may be restarting its network.
                 lost = self.now() if lost is None else lost
                 if self.now() - lost > LOST_S:
                     raise
@@ -78,10 +81,11 @@ class LaunchWait:
             answering = self.log.phase in {"warmup", "ready"} or self.now() - heard > 5
             if answering and self.now() - asked >= ASK_EVERY_S:
                 asked = self.now()
-                answer = self._ask()
-                if is_ready(answer, self.context.want.playbook.model.served_name):
-                    return answer
-                self._refuse_stranger(answer)
+                answer = self._ask_if_there()
+                if answer is not None:
+                    if is_ready(answer, self.context.want.playbook.model.served_name):
+                        return answer
+                    self._refuse_stranger(answer)
             if self.now() - heard > serve.silence_timeout_s:
                 raise self._failed(_silent(serve.silence_timeout_s, self.log), None)
             if self.now() >= ends:
@@ -100,6 +104,16 @@ class LaunchWait:
                 return status
             self.log.feed(more.log)
         return status
+
+    def _ask_if_there(self) -> Record | None:
+        """The agent's answer; None when the connection failed: the next poll asks for how long."""
+        try:
+            return self._ask()
+        except REFUSALS:
+            raise
+        except Unreachable as error:
+            self.context.note(f"the server could not be asked, trying again: {error}", "warning")
+            return None
 
     def _ask(self) -> Record:
         command = {

@@ -14,6 +14,7 @@ from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, W
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
+from deployer.steps.launch import api_key
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import (
     PortOwner,
@@ -137,6 +138,8 @@ class StopStep(Step):
         want, fact = context.want, facts.get(ServerFact)
         if fact is None or not fact.venv or plan.reason == ASKED_FOR or not fact.owners:
             return
+        # Raises when the variable is unset: the successor could not be launched.
+        api_key(context)
         verdict = ask_parser(context.on(want.guest), want)
         if verdict.refused:
             raise StepBlocked(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable
@@ -172,7 +173,13 @@ class VerifyStep(Step):
             stdin=f"{line}\n".encode(),
             timeout_s=30,
         )
-        if answer.exit != 0 and required:
+        if answer.exit != 0 and not required:
+            context.note(
+                f"the verdict could not be written on the target, which may still hold an older "
+                f"one: {answer.error_text.strip()}; `deploy verify` judges again",
+                "warning",
+            )
+        elif answer.exit != 0:
             raise StepFailed(
                 f"the verdict of launch {launch_id} could not be written on the target",
                 where=f"{want.id} verify",
@@ -212,23 +219,23 @@ def parse_serving(output: ProbeOutput, served_name: str) -> ServingFact:
     values = dict(
         line.split("=", 1) for line in output.text.split("\n")[:2] if line.count("=") >= 1
     )
-    record = _verdict(values.get("verdict", ""))
     answers = parse_answers(output.stdout)
-    return ServingFact(
-        launch=str(record.get("launch", "")),
-        verdict=str(record.get("verdict", "")),
-        verified=float(record.get("verified", 0.0)),
-        figures={str(name): float(value) for name, value in record.get("figures", {}).items()},
-        problem=_problem(answers[0], served_name) if answers else _unasked(output),
-    )
+    problem = _problem(answers[0], served_name) if answers else _unasked(output)
+    return dataclasses.replace(_verdict(values.get("verdict", "")), problem=problem)
 
 
-def _verdict(line: str) -> dict[str, Any]:
+def _verdict(line: str) -> ServingFact:
+    """What the verdict file says; nothing when it is not whole."""
     try:
         record = json.loads(line)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+        return ServingFact(
+            launch=str(record["launch"]),
+            verdict=str(record["verdict"]),
+            verified=float(record["verified"]),
+            figures={str(name): float(value) for name, value in record["figures"].items()},
+        )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ServingFact()
 
 
 def _unasked(output: ProbeOutput) -> str:

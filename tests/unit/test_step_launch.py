@@ -17,11 +17,13 @@ from serverworld import (
     state,
 )
 
-from deployer.errors import ConnectionLost, StepFailed
+from deployer.errors import ConnectionLost, RemoteCommandFailed, StepFailed, Unreachable
 from deployer.events import JobStarted, Progress
 from deployer.model import Facts, PlanState
 from deployer.sglang.argv import API_KEY_ENV
+from deployer.sglang.compat import Problem
 from deployer.state import Launch
+from deployer.steps import launch as launch_module
 from deployer.steps import launch_wait
 from deployer.steps.launch import LaunchStep
 from deployer.steps.server_wanted import LaunchNote
@@ -164,6 +166,56 @@ def test_known_good_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("gates were not run again" in getattr(event, "text", "") for event in events)
 
 
+def test_known_good_is_started_again_when_the_rest_of_the_ladder_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent(monkeypatch, READY)
+    known = launch_module.problems_of
+    problem = Problem("no", "this rung cannot work here", "another one", "seen")
+    monkeypatch.setattr(
+        launch_module,
+        "problems_of",
+        lambda want, fact, variant: (
+            [problem] if variant == "no-mtp" else known(want, fact, variant)
+        ),
+    )
+    own = state()
+    good = Launch(id="old", variant="mtp", started=1.0, fingerprint="f", argv=["py", "--old"])
+    good.verdict = "stopped"
+    own.launches.append(good)
+    own.known_good = "old"
+    made, _ = context(WANT, own, FakeJobs([Script([OOM], -9, True), Script(list(UP))]))
+    seen = facts(fact())
+    with pytest.raises(StepFailed) as caught:
+        step().apply(made, seen, step().plan(WANT, seen, own))
+    assert "not-enough-memory" in caught.value.what
+    assert "the last known-good arguments" in caught.value.what
+
+
+def test_a_restore_that_cannot_start_does_not_hide_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent(monkeypatch, READY)
+    own = state()
+    good = Launch(id="old", variant="mtp", started=1.0, fingerprint="f", argv=["py", "--old"])
+    good.verdict = "stopped"
+    own.launches.append(good)
+    own.known_good = "old"
+    jobs = FakeJobs([Script([], 3, True)])
+    start = jobs.start
+
+    def start_once(*words: Any, **more: Any) -> Any:
+        if jobs.started:
+            raise RemoteCommandFailed("no space left")
+        return start(*words, **more)
+
+    monkeypatch.setattr(jobs, "start", start_once)
+    made, _ = context(WANT, own, jobs)
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match=r"died-silent.*did not start again either.*no space"):
+        step().apply(made, seen, step().plan(WANT, seen, own))
+
+
 def test_a_lost_port_ends_the_wait_although_the_process_lives(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -214,7 +266,7 @@ def test_a_starting_launch_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cut_connection_during_the_wait_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
     agent(monkeypatch, READY)
     jobs = FakeJobs([Script(list(UP))])
-    poll, cuts = jobs.poll, [ConnectionLost("cut"), ConnectionLost("cut")]
+    poll, cuts = jobs.poll, [Unreachable("refused"), ConnectionLost("cut")]
 
     def cut_poll(job: Any, **more: Any) -> Any:
         if cuts:

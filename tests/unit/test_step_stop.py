@@ -169,6 +169,16 @@ def test_nothing_is_stopped_for_arguments_that_the_engine_refuses() -> None:
     assert jobs.stopped == []
 
 
+def test_nothing_is_stopped_when_its_successor_would_have_no_key() -> None:
+    want = deployment(serve={"api_key_env": "QWEN_KEY"})
+    jobs = FakeJobs()
+    made, _ = context(want, state(), jobs)
+    seen = facts(fact(job=server_job(want, mark="old"), owners=(owner(),), listening=True))
+    with pytest.raises(StepFailed, match="QWEN_KEY"):
+        STEP.apply(made, seen, STEP.plan(want, seen, state()))
+    assert jobs.stopped == []
+
+
 def test_the_verdict_of_the_engines_parser() -> None:
     assert parse_verdict(Answer(0, b"noise\nDEPLOYER_ARGV_ACCEPTED\n", b"")) == ArgvVerdict(True)
     broken = parse_verdict(Answer(1, b"", b"ImportError: libx.so\n"))

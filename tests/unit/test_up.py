@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+import serverworld as world
 
 from deployer import up
 from deployer.deployment import Deployment
@@ -19,7 +20,6 @@ from deployer.remote.transport import Transport
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
 from deployer.steps.verify import ServingFact, VerifyStep
-from tests.unit import serverworld as world
 
 WANT = world.deployment()
 
