@@ -39,7 +39,13 @@ def command(options: Options, response: Path) -> int:
 
 
 def _judged(answer: Answer) -> Verdict:
-    return judge(answer.prompt, answer.content, answer.reasoning, answer.finish_reason)
+    return judge(
+        answer.prompt,
+        answer.content,
+        answer.reasoning,
+        answer.finish_reason,
+        answer_required=True,
+    )
 
 
 def _read(path: Path) -> bytes:

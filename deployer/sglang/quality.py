@@ -50,11 +50,13 @@ def judge(
     *,
     min_tokens: int = 0,
     completion_tokens: int | None = None,
+    answer_required: bool = False,
 ) -> Verdict:
     """The verdict on one answer. `prompt` excuses what it asks for (a word said fifty times).
 
     `min_tokens`: the answer must have been at least so long; judged by `completion_tokens` when the
-    server gave it, else by words.
+    server gave it, else by words. `answer_required`: reasoning that the limit cut before the answer
+    began is bad too; a gate with a small limit leaves it off.
     """
     said = (content or "").strip()
     thought = (reasoning or "").strip()
@@ -64,11 +66,19 @@ def judge(
         return Verdict(
             False, "there is reasoning but no answer", _excerpt(thought, len(thought)), len(thought)
         )
-    for part, text in (("reasoning_content", thought), ("content", said)):
-        if text:
+    for part, text in (("reasoning_content", reasoning or ""), ("content", content or "")):
+        if text.strip():
             verdict = _judge_text(text, asks_to_repeat(prompt))
             if not verdict.good:
                 return replace(verdict, part=part)
+    if not said and answer_required:
+        return Verdict(
+            False,
+            "the limit was reached before the reasoning ended: there is no answer",
+            _excerpt(thought, len(thought)),
+            len(thought),
+            "reasoning_content",
+        )
     length = completion_tokens if completion_tokens is not None else len(tokens(thought + said))
     if length < min_tokens:
         return Verdict(
