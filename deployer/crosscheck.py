@@ -12,7 +12,7 @@ from deployer.document import Document
 from deployer.errors import DocumentError
 from deployer.inventory import Host
 from deployer.names import did_you_mean, listed
-from deployer.playbook import Playbook
+from deployer.playbook import FIELD_OF_FLAG, SECRET_FLAGS, Playbook
 from deployer.yamltree import At
 
 
@@ -100,12 +100,27 @@ def check_playbook(document: Document, playbook: Playbook) -> None:
             f"driver.install is {playbook.driver.install}, but there is no driver.package",
             fix="add `package:` with `url:` or `file:` and `sha256:`, or write `install: never`",
         )
-    for flag in ("host", "port"):
-        if flag in playbook.serve.args:
+    _check_flags(document, ("serve", "args"), playbook.serve.args)
+    for index, variant in enumerate(playbook.variants):
+        _check_flags(document, ("variants", index, "args"), variant.args)
+
+
+def _check_flags(document: Document, at: At, flags: Iterable[str]) -> None:
+    """No flag with a field of its own, and none that would show a secret."""
+    for flag in flags:
+        place = (*at, flag)
+        if flag in SECRET_FLAGS:
             raise document.error(
-                ("serve", "args", flag),
-                f"serve.args.{flag}: expected it as serve.{flag}, found it among the arguments",
-                fix=f"move it up: `serve:` / `{flag}:`",
+                place,
+                f"{document.name(place)}: a secret may not stand on a command line",
+                fix="leave it out; the API key of clients is named by serve.api_key_env",
+                key=True,
+            )
+        if field := FIELD_OF_FLAG.get(flag):
+            raise document.error(
+                place,
+                f"{document.name(place)}: expected it as {field}, found it among the arguments",
+                fix=f"write it as {field}, without the flag",
                 key=True,
             )
 

@@ -19,6 +19,18 @@ EnvName = Annotated[str, Field(pattern=names.ENV_NAME)]
 ArgValue = bool | int | float | str
 """True: the bare flag; False: the flag is left out; else `--flag value`."""
 
+FIELD_OF_FLAG = {
+    "model-path": "model.path",
+    "model": "model.path",
+    "served-model-name": "model.served_name",
+    "host": "serve.host",
+    "port": "serve.port",
+    "api-key": "serve.api_key_env",
+}
+"""Flags of the server that have a field of their own; they may not stand among the arguments."""
+SECRET_FLAGS = frozenset({"admin-api-key", "ssl-keyfile-password"})
+"""Flags whose value is a secret: on a command line, in plans and in the state all could read it."""
+
 
 class Model(Strict):
     """The weights. `path` is where they lie on the target."""

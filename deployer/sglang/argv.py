@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployer.deployment import Deployment
-from deployer.playbook import ArgValue
+from deployer.playbook import FIELD_OF_FLAG, SECRET_FLAGS, ArgValue
 
 API_KEY_ENV = "DEPLOYER_API_KEY"
 """The variable of the server's process that holds the API key (a secret of the job)."""
@@ -16,14 +16,12 @@ WITH_API_KEY = (
 """SGLang takes its key on argv only, where `ps` shows it. This runs the same module as
 `python -m sglang.launch_server` but adds the key inside the process, from the environment."""
 
-RESERVED = frozenset({"model-path", "model", "served-model-name", "host", "port", "api-key"})
-"""Flags that the playbook sets through fields of their own."""
-
 
 def server_argv(want: Deployment, variant: str | None = None) -> list[str]:
     """SGLang's own arguments, without the interpreter; the API key is never among them.
 
-    Raises ValueError when serve.args names a flag that has its own field in the playbook.
+    Raises ValueError for a flag that has its own field in the playbook, or that shows a secret;
+    the catalog has refused such a playbook before.
     """
     argv = [
         *("--model-path", want.playbook.model.path),
@@ -32,8 +30,8 @@ def server_argv(want: Deployment, variant: str | None = None) -> list[str]:
         *("--port", str(want.port)),
     ]
     for flag, value in want.serve_args(variant).items():
-        if flag in RESERVED:
-            raise ValueError(f"serve.args.{flag}: set by a field of its own")
+        if flag in FIELD_OF_FLAG or flag in SECRET_FLAGS:
+            raise ValueError(f"serve.args.{flag}: may not stand among the arguments")
         argv += _flag(flag, value)
     return argv
 

@@ -285,6 +285,13 @@ def test_no_playbook_folder(tree: Path) -> None:
             "expected either `url` or `file`, found neither",
         ),
         ("variants:", "serve: {args: {port: 1}}\nvariants:", "expected it as serve.port"),
+        (
+            "variants:",
+            "serve: {args: {served-model-name: x}}\nvariants:",
+            "expected it as model.served_name",
+        ),
+        ("name: slow", "name: slow\n    args: {api-key: x}", "expected it as serve.api_key_env"),
+        ("variants:", "serve: {args: {admin-api-key: x}}\nvariants:", "a secret may not stand"),
     ],
 )
 def test_wrong_playbooks(tree: Path, old: str, new: str, what: str) -> None:
