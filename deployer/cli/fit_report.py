@@ -109,8 +109,9 @@ def _effective(answer: Answer) -> list[str]:
         f"  fits      {pools.tokens // pools.context} requests of the full {pools.context:,} "
         f"tokens in the KV cache, {pools.full_requests} of them run at once"
     )
+    share = pools.tokens // pools.max_running
     out.append(
-        f"            {pools.max_running} at once: {pools.tokens // pools.max_running:,} tokens each; "
+        f"            {pools.max_running} at once: {share:,} tokens each; "
         f"largest context-length that one request fills: {one:,}"
     )
     if pools.slots is not None and answer.most_full > pools.full_requests:
