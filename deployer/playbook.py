@@ -84,7 +84,7 @@ class Gpus(Strict):
 
     rebind: Literal["allowed", "never"] = "allowed"
     persist: Literal["report", "change"] = "change"
-    """Make the binding last across reboots (files of ours in modprobe.d), or only report."""
+    """Make the binding last across reboots (a boot unit of ours), or only report."""
     unbind_timeout_s: Seconds = 20.0
 
 

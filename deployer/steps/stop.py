@@ -126,12 +126,12 @@ class StopStep(Step):
             elif isinstance(data, StopAdopted):
                 self._adopted(context, data)
         self._port_is_free(context)
-        self._gpu_memory_is_back(context)
+        memory = self._gpu_memory(context)
         for launch in context.state.launches:
             if launch.verdict in {"starting", "ready", "good"}:
                 launch.verdict = "stopped"
         context.save()
-        context.note(f"stopped: no process left, port {want.port} free, GPU memory back")
+        context.note(f"stopped: no process left, port {want.port} free, {memory}")
 
     def _arguments_are_accepted(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """A server that serves is not stopped for arguments that its successor refuses."""
@@ -197,7 +197,8 @@ class StopStep(Step):
                 )
             self.sleep(0.5)
 
-    def _gpu_memory_is_back(self, context: StepContext) -> None:
+    def _gpu_memory(self, context: StepContext) -> str:
+        """Waits until the host sees it given back; what is known of it, in words."""
         want, ends = context.want, self.now() + RELEASE_S
         floor = want.playbook.stop.gpu_floor_mib
         while True:
@@ -206,10 +207,10 @@ class StopStep(Step):
                 context.note(
                     f"GPU memory could not be read on the host: {memory.problem}", "warning"
                 )
-                return
+                return "GPU memory not known"
             over = memory.over(floor)
             if not over:
-                return
+                return "GPU memory back"
             if self.now() >= ends:
                 break
             context.progress("waiting for GPU memory", 0, 0, "", memory.told(over))
@@ -220,7 +221,7 @@ class StopStep(Step):
                 + "; ".join(memory.holders),
                 "warning",
             )
-            return
+            return "GPU memory used by others"
         raise _memory_lost(want, memory, over, floor)
 
 

@@ -45,7 +45,7 @@ def read_gpu_memory(host: Transport, addresses: Sequence[str]) -> GpuMemory:
 
 
 def parse_gpu_memory(answer: Answer, addresses: Sequence[str]) -> GpuMemory:
-    """Of these addresses only."""
+    """Of these addresses, and of all of them: one that is not listed has proven nothing."""
     if answer.exit == 124:
         return GpuMemory(False, problem="nvidia-smi hangs: the driver is stuck")
     gpus, found, apps = answer.text.partition("--\n")
@@ -58,6 +58,8 @@ def parse_gpu_memory(answer: Answer, addresses: Sequence[str]) -> GpuMemory:
         address = pci_address(bus)
         if address in addresses and mib.isdigit():
             used[address] = int(mib)
+    if unseen := [address for address in addresses if address not in used]:
+        return GpuMemory(False, problem=f"nvidia-smi tells nothing of {', '.join(unseen)}")
     holders = []
     for line in apps.splitlines():
         parts = [part.strip() for part in line.split(",")]

@@ -221,6 +221,20 @@ def test_gpu_memory_texts() -> None:
     assert "hangs" in hung.problem
     absent = parse_gpu_memory(Answer(127, b"", b"sh: nvidia-smi: not found\n"), [])
     assert "not found" in absent.problem
+    lost = parse_gpu_memory(Answer(0, b"0000:21:00.0, 4\n--\n", b""), WANT.gpus)
+    assert not lost.known
+    assert "0000:41:00.0" in lost.problem
+
+
+def test_memory_that_nobody_saw_is_not_said_to_be_back() -> None:
+    host = FakeTransport(lambda script: Answer(9, b"", b"no devices"))
+    guest = FakeTransport(lambda script: Answer(0, f"now_boot={BOOT}\n".encode(), b""))
+    made, events = context(WANT, state(), FakeJobs(), host=host, guest=guest)
+    seen = facts(fact(job=server_job(WANT, mark="old")))
+    STEP.apply(made, seen, STEP.plan(WANT, seen, state()))
+    told = [getattr(event, "text", "") for event in events]
+    assert any("GPU memory not known" in text for text in told)
+    assert not any("GPU memory back" in text for text in told)
 
 
 def test_the_fingerprint_covers_what_makes_a_server() -> None:
