@@ -143,7 +143,6 @@ make_context() {
     } | put "$context/environment"
     OUT=$context sh "$here/driver/make.sh" >/dev/null
     cp "$here/driver/nvidia-smi" "$context/nvidia-smi"
-    grep -Ev '^(sglang|torch)==|^ *#' "$here/playbooks/locks/lab.txt" | put "$context/pypi.txt"
     rm -rf "$context/wheels"
     mkdir -p "$context/wheels"
     sh "$here/engine/build.sh" "$context/wheels" >"$build/wheels.log" 2>&1 ||
