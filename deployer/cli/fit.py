@@ -1,4 +1,4 @@
-"""`deploy fit`: what SGLang will effectively run, and where the memory goes. Offline."""
+"""`deploy fit`: what SGLang will effectively run, and where the memory goes. Read-only."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from deployer import crosscheck
 from deployer.catalog import Catalog
+from deployer.cli.fit_host import fullest_gpu
 from deployer.cli.fit_report import Answer, document, lines
 from deployer.cli.options import Options, common
 from deployer.cli.output import print_json
@@ -39,6 +40,7 @@ CARDS_MIB = {"A6000": 49140, "H200": 143771, "4090": 24564, "L40S": 46068}
 
 @click.command("fit")
 @click.argument("name", metavar="PLAYBOOK")
+@click.argument("host", metavar="[HOST[/NAME]]", required=False)
 @click.option("--variant", metavar="NAME", default=None, help="A variant; default: the first.")
 @click.option(
     "--config",
@@ -76,6 +78,7 @@ CARDS_MIB = {"A6000": 49140, "H200": 143771, "4090": 24564, "L40S": 46068}
 def command(
     options: Options,
     name: str,
+    host: str | None,
     variant: str | None,
     config_file: Path | None,
     free_gib: float | None,
@@ -85,14 +88,22 @@ def command(
 ) -> int:
     """Say what a playbook's server will effectively run, and where the memory of a GPU goes.
 
-    Offline: SGLang's own arithmetic on config.json. Exit code 1 when it would not start or must
-    not be used.
+    SGLang's own arithmetic on config.json. Offline; only with HOST the memory in use now is read
+    from that host's GPUs. Exit code 1 when it would not start or must not be used.
     """
     path, playbook = _playbook(options, name)
     chosen, args = _arguments(playbook, variant, path)
     flags = _flags(args, path)
     shape, source = _shape(playbook, config_file)
     notes = [f"config.json: {source}"]
+    used_mib = 0
+    if host is not None:
+        seen = fullest_gpu(options, host, path.stem)
+        gpu_mib, used_mib = seen.total_mib, seen.used_mib
+        notes.append(
+            f"the fullest GPU of {seen.deployment} now: {seen.name}, {used_mib} of {gpu_mib} MiB "
+            "used; a server that runs there gives its part back at a restart"
+        )
     if gpu_mib is None:
         gpu_mib = _card_mib(options, path.stem, notes)
     if gpu_mib is None and free_gib is None:
@@ -101,7 +112,7 @@ def command(
             where=name,
             fix="give --gpu-mib (nvidia-smi --query-gpu=memory.total), or --free-gib",
         )
-    gpu, assumed = gpu_of(gpu_mib, free_gib, flags.tp)
+    gpu, assumed = gpu_of(gpu_mib, free_gib, flags.tp, used_mib)
     weights, more = load_of(shape, flags, weights_gib, draft_gib)
     version = playbook.engine.version
     machine = Machine(shape, version, gpu, weights, playbook.serve.env)

@@ -80,8 +80,14 @@ class Machine:
     env: Mapping[str, str] = field(default_factory=dict)
 
 
-def gpu_of(total_mib: int | None, free: float | None, tp: int) -> tuple[Gpu, list[str]]:
-    """The GPU from what is known of it, and what was assumed. One of the two must be given."""
+def gpu_of(
+    total_mib: int | None, free: float | None, tp: int, used_mib: int = 0
+) -> tuple[Gpu, list[str]]:
+    """The GPU from what is known of it, and what was assumed.
+
+    `used_mib` is what others hold (nvidia-smi memory.used). Raises ValueError when neither the
+    total nor the free memory is given.
+    """
     assumed = []
     context = CONTEXT_TP_GIB if tp > 1 else CONTEXT_GIB
     if total_mib is None:
@@ -90,8 +96,9 @@ def gpu_of(total_mib: int | None, free: float | None, tp: int) -> tuple[Gpu, lis
         total_mib = round((free + context) / (1 - DRIVER_SHARE) * 1024)
         assumed.append(f"card size {total_mib} MiB (from the free memory)")
     if free is None:
-        free = total_mib / 1024 * (1 - DRIVER_SHARE) - context
-        assumed.append(f"{free:.2f} GiB free on each GPU before the weights (an empty card)")
+        free = total_mib / 1024 * (1 - DRIVER_SHARE) - context - used_mib / 1024
+        state = f"{used_mib} MiB in use" if used_mib else "an empty card"
+        assumed.append(f"{free:.2f} GiB free on each GPU before the weights ({state})")
     return Gpu(total_mib, free), assumed
 
 

@@ -108,7 +108,7 @@ class ModelShape:
     @property
     def multimodal(self) -> bool:
         """Does SGLang treat it as a vision model?"""
-        return self.vision is not None
+        return self.vision is not None or self.architecture.endswith("ForConditionalGeneration")
 
     @property
     def hybrid(self) -> bool:

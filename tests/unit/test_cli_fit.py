@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from deployer.cli.main import group
-from deployer.errors import DocumentError, UsageError
+from deployer.cli.options import Options
+from deployer.cli.status import Look
+from deployer.deployment import Deployment
+from deployer.errors import DocumentError, StepFailed, UsageError
+from deployer.gpu import parse_smi
+from deployer.model import Facts
+from deployer.steps.driver_facts import HostSmi
 
 ROOT = Path(__file__).parents[2]
 HYBRID = ROOT / "tests" / "fixtures" / "sglang-plan" / "hybrid.json"
@@ -139,6 +147,31 @@ def test_usage_errors(inventory: Path, config: Path, monkeypatch: pytest.MonkeyP
     edit(inventory, "tp-size: 2", "tp-size: two")
     wrong = fit(inventory, "qwen3.6-27b", "--config", str(config)).exception
     assert isinstance(wrong, DocumentError)
+
+
+def test_the_memory_in_use_on_a_host(
+    inventory: Path, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_at(options: Options, deployments: Sequence[Deployment]) -> list[Look]:
+        rows = parse_smi(smi)
+        facts = Facts({HostSmi: HostSmi(0, smi, rows)})
+        want = deployments[0]
+        return [Look(want.host_name, want.host, seen=[(want, facts)])]
+
+    locks = inventory.parent / "playbooks" / "locks"
+    shutil.copytree(ROOT / "playbooks" / "locks", locks)
+    monkeypatch.setattr("deployer.cli.fit_host.look_at", look_at)
+    row = "{n}, GPU-{n}, NVIDIA RTX A6000, 580.126.09, 49140, {used}, 8.6, 00000000:{n}1:00.0\n"
+    smi = row.format(n=2, used=4) + row.format(n=4, used=2052)
+    words = ("qwen3.6-27b", "kpro5", "--config", str(config), "--weights-gib", "25.64")
+    document = fit_json(inventory, *words)
+    assert document["gpu"]["total_mib"] == 49140
+    assert document["gpu"]["free_gib"] == pytest.approx(46.63 - 2, abs=0.02)
+    assert any("2052 of 49140 MiB" in note for note in document["notes"])
+    smi = row.format(n=2, used=4)
+    error = fit(inventory, *words).exception
+    assert isinstance(error, StepFailed)
+    assert "0000:41:00.0" in error.what
 
 
 def test_unknown_card_must_be_given(inventory: Path, config: Path) -> None:
