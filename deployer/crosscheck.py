@@ -5,6 +5,7 @@ Pure: a parsed file and its model in, DocumentError out. A model alone cannot se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from deployer.deployment import Deployment
@@ -14,6 +15,8 @@ from deployer.inventory import Host
 from deployer.names import did_you_mean, listed
 from deployer.playbook import FIELD_OF_FLAG, SECRET_FLAGS, Playbook
 from deployer.yamltree import At
+
+_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 
 def check_host(document: Document, name: str, host: Host) -> None:
@@ -100,9 +103,29 @@ def check_playbook(document: Document, playbook: Playbook) -> None:
             f"driver.install is {playbook.driver.install}, but there is no driver.package",
             fix="add `package:` with `url:` or `file:` and `sha256:`, or write `install: never`",
         )
+    _check_urls(document, playbook)
     _check_flags(document, ("serve", "args"), playbook.serve.args)
     for index, variant in enumerate(playbook.variants):
         _check_flags(document, ("variants", index, "args"), variant.args)
+
+
+def _check_urls(document: Document, playbook: Playbook) -> None:
+    """No password in an URL that plans, command lines and run records show."""
+    urls: list[tuple[At, str | None]] = [
+        (("download", "endpoint"), playbook.download.endpoint),
+        (("download", "target_endpoint"), playbook.download.target_endpoint),
+    ]
+    if playbook.driver.package is not None:
+        urls.append((("driver", "package", "url"), playbook.driver.package.url))
+    links = playbook.engine.find_links
+    urls += [(("engine", "find_links", index), link) for index, link in enumerate(links)]
+    for at, url in urls:
+        if url is not None and _PASSWORD.search(url):
+            raise document.error(
+                at,
+                f"{document.name(at)}: the URL has a password, which plans and records would show",
+                fix="leave it out; use a mirror that needs none, or a file on the target",
+            )
 
 
 def _check_flags(document: Document, at: At, flags: Iterable[str]) -> None:

@@ -18,6 +18,9 @@ EVIDENCE_LINES = 20
 KEEP_JOBS = 5
 """Folders of ended jobs of one name that stay on the target."""
 
+TELL_EVERY_S = 5.0
+"""A wait is told also when nothing moves: who reads sees it, and an interrupt ends it there."""
+
 _TAIL_BYTES = 16 * 1024
 _STOP_GRACE_S = 20.0
 
@@ -122,12 +125,15 @@ class _Watcher:
         self._context = context
         self._title = title
         self._progress = ""
+        self._told = time.monotonic()
         self.tail = b""
 
     def __call__(self, status: JobStatus) -> None:
         self.tail = (self.tail + status.log)[-_TAIL_BYTES:]
-        if status.progress and status.progress != self._progress:
-            self._progress = status.progress
+        now = time.monotonic()
+        moved = bool(status.progress) and status.progress != self._progress
+        if moved or now - self._told >= TELL_EVERY_S:
+            self._progress, self._told = status.progress, now
             self._emit(status.progress)
 
     def _emit(self, line: str) -> None:

@@ -17,6 +17,8 @@ LOST_S = 120.0
 """How long the connection may be away before the run gives up; the job lives on."""
 ASK_EVERY_S = 3.0
 ASK_TIMEOUT_S = 40.0
+TELL_EVERY_S = 5.0
+"""A wait is told also when nothing moves: who reads sees it, and an interrupt ends it there."""
 
 
 class LaunchFailed(Exception):
@@ -50,7 +52,8 @@ class LaunchWait:
         """
         serve = self.context.want.playbook.serve
         ends = self.now() + serve.ready_timeout_s
-        heard, asked = self.now(), -ASK_EVERY_S
+        heard = told = self.now()
+        asked = -ASK_EVERY_S
         inode = offset = 0
         lost: float | None = None
         while True:
@@ -64,16 +67,18 @@ class LaunchWait:
             except Unreachable:
                 # Also a new connection that is refused: the target may be restarting its network.
                 lost = self.now() if lost is None else lost
-                if self.now() - lost > LOST_S:
+                away = self.now() - lost
+                if away > LOST_S:
                     raise
+                self.context.progress("the target does not answer", away, LOST_S, "s")
                 self.sleep(2.0)
                 continue
             inode, offset = status.inode, status.offset
             if status.log:
                 heard = self.now()
-                if self.log.feed(status.log):
-                    what, done, total, unit = self.log.progress()
-                    self.context.progress(what, done, total, unit, f"launch {self.job.id}")
+            if self.log.feed(status.log) or self.now() - told >= TELL_EVERY_S:
+                told = self.now()
+                self._tell(told - heard)
             if not status.alive:
                 raise self._dead(self._drain(status))
             if fatal_while_alive(self.log.text()):
@@ -104,6 +109,11 @@ class LaunchWait:
                 return status
             self.log.feed(more.log)
         return status
+
+    def _tell(self, silent_s: float) -> None:
+        what, done, total, unit = self.log.progress()
+        silence = f", no new line for {silent_s:.0f} s" if silent_s >= TELL_EVERY_S else ""
+        self.context.progress(what, done, total, unit, f"launch {self.job.id}{silence}")
 
     def _ask_if_there(self) -> Record | None:
         """The agent's answer; None when the connection failed: the next poll asks for how long."""

@@ -195,6 +195,7 @@ class StopStep(Step):
                 raise _still_there(
                     want, f"port {want.port}", (*who, *(f"pid {pid}" for pid in left)), "waited"
                 )
+            context.progress(f"waiting for port {want.port}", 0, 0, "", fact.problem)
             self.sleep(0.5)
 
     def _gpu_memory(self, context: StepContext) -> str:

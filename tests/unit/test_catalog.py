@@ -291,6 +291,11 @@ def test_no_playbook_folder(tree: Path) -> None:
             "expected it as model.served_name",
         ),
         ("name: slow", "name: slow\n    args: {api-key: x}", "expected it as serve.api_key_env"),
+        (
+            "variants:",
+            "download: {endpoint: 'https://me:pass@hub.example'}\nvariants:",
+            "the URL has a password",
+        ),
         ("variants:", "serve: {args: {admin-api-key: x}}\nvariants:", "a secret may not stand"),
     ],
 )
