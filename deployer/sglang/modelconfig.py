@@ -57,6 +57,15 @@ HYBRID_ARCHITECTURES = frozenset(
     }
 )
 """Gated-delta-net layers beside full attention. Qwen3.6 uses the qwen3_5 architecture."""
+QWEN_VISION: Config = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_position_embeddings": 2304,
+    "out_hidden_size": 3584,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+}
 UNMODELLED = {
     "sliding-window pools": (
         *("GptOss", "Llama4", "Gemma4", "MiMoV2", "Step3p5", "Step3p7", "Laguna", "Mellum"),
@@ -83,7 +92,14 @@ def parse_config(text: str) -> ModelShape:
         raise ConfigNotUnderstood(f"not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ConfigNotUnderstood("a config.json holds one object")
-    return shape_of(config)
+    try:
+        return shape_of(config)
+    except (TypeError, AttributeError) as error:
+        raise ConfigNotUnderstood(f"a value of an unusual kind: {error}") from error
+    except ValueError as error:
+        if isinstance(error, ConfigNotUnderstood):
+            raise
+        raise ConfigNotUnderstood(f"a value of an unusual kind: {error}") from error
 
 
 def shape_of(config: Config) -> ModelShape:
@@ -107,6 +123,8 @@ def shape_of(config: Config) -> ModelShape:
         _number(text, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
     full = _full_layers(architecture, text, layers)
+    if full <= 0:
+        raise ConfigNotUnderstood("the config has no full-attention layer")
     head_dim = int(text.get("head_dim") or hidden // heads)
     return ModelShape(
         architecture=architecture,
@@ -128,7 +146,7 @@ def shape_of(config: Config) -> ModelShape:
         linear=_linear(architecture, config, text, layers - full),
         mla=mla,
         moe=_moe(text, layers),
-        vision=_vision(config),
+        vision=_vision(architecture, config),
         quantization=_quantization(text),
         nextn_layers=int(text.get("num_nextn_predict_layers") or 0),
         mtp_layers=_mtp_layers(architecture, text),
@@ -200,8 +218,15 @@ def _moe(text: Config, layers: int) -> Moe | None:
     return Moe(experts=experts, width=width, shared_width=shared, layers=sparse)
 
 
-def _vision(config: Config) -> Vision | None:
+def _vision(architecture: str, config: Config) -> Vision | None:
     vision = config.get("vision_config")
+    if (
+        vision is None
+        and architecture.startswith("Qwen3_5")
+        and architecture.endswith("Generation")
+    ):
+        # SGLang's config class makes one; its figures count in the memory fraction.
+        vision = QWEN_VISION
     if not isinstance(vision, dict):
         return None
     layers_field = int(vision.get("num_hidden_layers") or 24)
@@ -261,7 +286,7 @@ def _rotary_share(architecture: str, text: Config) -> float:
 def _context(text: Config) -> int:
     """As SGLang derives it: the first length key, times a rope factor that is not llama3's."""
     factor = 1.0
-    rope = text.get("rope_scaling")
+    rope = text.get("rope_scaling") or text.get("rope_parameters")
     if isinstance(rope, dict):
         factor = float(rope.get("factor") or 1)
         if "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3":

@@ -16,6 +16,7 @@ from deployer.sglang.serveflags import ServeFlags
 
 EAGLE = frozenset({"NEXTN", "EAGLE", "EAGLE3", "STANDALONE"})
 DEFAULT_SPECULATIVE_RUNNING = 48
+TRUE = ("1", "true", "yes", "y")
 PIECEWISE_OFF = frozenset({"Qwen3NextForCausalLM", "BailingMoeV2_5ForCausalLM"})
 PREFILL_GRAPH_VISION = frozenset(
     {
@@ -95,6 +96,7 @@ def resolve(
     """The effective flags on cards of `gpu_mib` (`memory.total`). Raises Refusal."""
     env = env or {}
     changes: list[str] = []
+    _check_context(shape, flags, env)
     speculative = "EAGLE" if flags.speculative == "NEXTN" else flags.speculative
     draft_tokens = _draft_tokens(shape, flags, changes)
     max_running = flags.max_running
@@ -130,6 +132,22 @@ def resolve(
     )
 
 
+def _check_context(shape: ModelShape, flags: ServeFlags, env: Mapping[str, str]) -> None:
+    allow = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
+    if env.get(allow, "").lower() in TRUE:
+        return
+    if flags.context_length is not None and flags.context_length > shape.context:
+        raise Refusal(
+            f"ValueError: Warning: User-specified context_length ({flags.context_length}) is "
+            f"greater than the derived context_length ({shape.context}). This may lead to "
+            "incorrect model outputs or CUDA errors. Note that the derived context_length may "
+            "differ from max_position_embeddings in the model's config. To allow overriding this "
+            f"maximum, set the env var {allow}=1",
+            "ServerArgs",
+            f"context-length: {shape.context}",
+        )
+
+
 def _draft_tokens(shape: ModelShape, flags: ServeFlags, changes: list[str]) -> int:
     """Draft tokens a step, 0 without speculation."""
     if not flags.speculative:
@@ -154,7 +172,7 @@ def _overlap(engine: Engine, flags: ServeFlags, env: Mapping[str, str]) -> bool:
         return not flags.no_overlap
     given = env.get("SGLANG_ENABLE_SPEC_V2", "").lower()
     if engine <= Engine.V0_5_10:
-        return given in ("1", "true", "yes")
+        return given in TRUE
     if engine == Engine.V0_5_11 and given in ("0", "false", "no"):
         return False
     return not flags.no_overlap and (flags.topk or 1) == 1

@@ -161,9 +161,15 @@ def _value(flag: str, field: str, value: ArgValue) -> Any:
         if isinstance(value, bool):
             raise ValueError("it needs a value")
         if field in NUMBERS:
-            return token_count(str(value))
+            number = token_count(str(value))
+            if number < 1 and field != "chunked_prefill":
+                raise ValueError(f"{number} is not a positive count")
+            return number
         if field in FRACTIONS:
-            return float(value)
+            share = float(value)
+            if not 0 <= share < (1 if field == "mem_fraction" else float("inf")):
+                raise ValueError(f"{share} is out of range")
+            return share
     except ValueError as error:
         raise ValueError(f"--{flag}: {error}") from error
     return str(value)

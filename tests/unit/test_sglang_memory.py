@@ -208,6 +208,14 @@ def test_extra_buffer_and_no_radix_cache_exclude_each_other() -> None:
         plan("0.5.11", EXAMPLE + EXTRA + " --disable-radix-cache", 46.5, 20.86)
 
 
+def test_a_context_beyond_the_model_is_refused_unless_allowed() -> None:
+    flags = ServeFlags(context_length=50_000)
+    with pytest.raises(Refusal, match=r"\(50000\) is greater than the derived .* \(40960\)"):
+        resolve(Engine.V0_5_11, model("dense"), flags, A6000)
+    env = {"SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+    resolve(Engine.V0_5_11, model("dense"), flags, A6000, env)
+
+
 def test_ssm_dtype_halves_the_state() -> None:
     pools = plan("0.5.11", EXAMPLE + NEXTN + EXTRA + " --mamba-ssm-dtype bfloat16", 46.5, 20.86)
     assert pools.slot_bytes == pytest.approx(37.4 * (1 << 20), rel=0.01)
@@ -258,6 +266,9 @@ def test_flags_by_their_aliases() -> None:
     assert ServeFlags.from_args({"disable-radix-cache": False}).no_radix is False
     with pytest.raises(ValueError, match="--tp-size"):
         ServeFlags.from_args({"tp-size": "two"})
+    for args in ({"tp-size": 0}, {"mem-fraction-static": 1.2}, {"mamba-full-memory-ratio": -1}):
+        with pytest.raises(ValueError, match="--m|--tp"):
+            ServeFlags.from_args(args)
     with pytest.raises(ValueError, match="is not a count"):
         token_count("32K")
 

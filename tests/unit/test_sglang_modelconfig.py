@@ -149,6 +149,8 @@ def test_context_follows_the_rope_factor() -> None:
         (json.dumps({**DENSE, "hidden_size": None}), "no usable `hidden_size`"),
         (json.dumps({**DENSE, "architectures": ["GptOssForCausalLM"]}), "sliding-window pools"),
         (json.dumps({**DENSE, "architectures": ["NemotronHForCausalLM"]}), "another kind"),
+        (json.dumps({**DENSE, "intermediate_size": [1, 2]}), "unusual kind"),
+        (json.dumps({**DENSE, "head_dim": "wide"}), "unusual kind"),
         (json.dumps({**DENSE, "index_topk": 2048}), "sparse-attention index"),
     ],
 )
