@@ -57,6 +57,9 @@ HYBRID_ARCHITECTURES = frozenset(
     }
 )
 """Gated-delta-net layers beside full attention. Qwen3.6 uses the qwen3_5 architecture."""
+DEFAULT_VISION = frozenset(
+    {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
+)
 QWEN_VISION: Config = {
     "depth": 27,
     "hidden_size": 1152,

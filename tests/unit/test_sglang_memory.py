@@ -267,7 +267,7 @@ def test_flags_by_their_aliases() -> None:
     with pytest.raises(ValueError, match="--tp-size"):
         ServeFlags.from_args({"tp-size": "two"})
     for args in ({"tp-size": 0}, {"mem-fraction-static": 1.2}, {"mamba-full-memory-ratio": -1}):
-        with pytest.raises(ValueError, match="--m|--tp"):
+        with pytest.raises(ValueError, match=r"--m|--tp"):
             ServeFlags.from_args(args)
     with pytest.raises(ValueError, match="is not a count"):
         token_count("32K")
