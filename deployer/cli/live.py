@@ -7,7 +7,7 @@ from rich.status import Status
 from rich.text import Text
 
 from deployer import events as ev
-from deployer.cli.plain import PlainRenderer, progress_text
+from deployer.cli.plain import PlainRenderer, printable, progress_text
 
 STYLES = {"nothing": "dim", "done": "green", "failed": "bold red"}
 
@@ -24,7 +24,7 @@ class LiveRenderer:
     def __call__(self, event: ev.Event) -> None:
         """One event."""
         if isinstance(event, ev.Progress):
-            self._show(f"{event.deployment} {event.step}: {progress_text(event)}")
+            self._show(printable(f"{event.deployment} {event.step}: {progress_text(event)}"))
             return
         if isinstance(event, ev.StepDone | ev.RunFinished):
             self.close()

@@ -11,7 +11,15 @@ PROGRESS_EVERY_S = 30.0
 EVIDENCE_LINES = 3
 """Of a failed gate; the error at the end shows more."""
 
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_CONTROLS |= {ord(blank): " " for blank in "\t\n\r"}
+
 MARKS = {"nothing": "=", "changes": "~", "blocked": "!", "unknown": "?"}
+
+
+def printable(text: str) -> str:
+    """`text` as one line that cannot steer a terminal: logs and a model may say anything."""
+    return text.translate(_CONTROLS)
 
 
 def size_text(count: float) -> str:
@@ -62,7 +70,7 @@ class PlainRenderer:
         """One event, at most a few lines."""
         label = event.deployment or event.host
         for line in self.lines(event):
-            self.write(f"{label:<14} {line}" if label else line)
+            self.write(printable(f"{label:<14} {line}" if label else line))
 
     def lines(self, event: ev.Event) -> list[str]:
         """The lines of one event, without the label."""

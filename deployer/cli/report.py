@@ -6,6 +6,7 @@ import sys
 
 import click
 
+from deployer.cli.plain import printable
 from deployer.errors import DeployError
 
 EVIDENCE_LINES = 12
@@ -18,7 +19,7 @@ def error_lines(error: DeployError) -> list[str]:
     lines += [f"  | {line}" for line in error.evidence[-EVIDENCE_LINES:]]
     if error.fix:
         lines.append(f"  -> {error.fix}")
-    return lines
+    return [printable(line) for line in lines]
 
 
 def print_error(error: DeployError) -> None:

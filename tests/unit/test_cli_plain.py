@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from deployer import events as ev
 from deployer.cli.plain import PlainRenderer, number, size_text
+from deployer.cli.report import error_lines
+from deployer.errors import GateFailed
 
 
 def shown(*events: ev.Event, show_plan: bool = False, seconds: float = 0.0) -> list[str]:
@@ -83,3 +85,14 @@ def test_a_plan_shows_reason_commands_and_undo() -> None:
 
 def test_sizes_for_people() -> None:
     assert [size_text(n) for n in (0, 999, 52_100_000_000)] == ["0 B", "999 B", "52.1 GB"]
+
+
+def test_what_comes_from_afar_cannot_steer_the_terminal() -> None:
+    lines: list[str] = []
+    text = "\x1b]0;owned\x07\x9b2J Grüße"
+    PlainRenderer(lines.append)(ev.Note("kpro5", "kpro5/qwen", "verify", "info", text))
+    error = GateFailed("no\nsense", evidence=(text,))
+    for line in [*lines, *error_lines(error)]:
+        assert line.isprintable()
+    assert "Grüße" in lines[0]
+    assert error_lines(error)[0] == "deploy: no sense"
