@@ -172,7 +172,7 @@ def test_no_driver(project: Project, host: Machine, guest: Machine, fault: str) 
 def silent_death(lab: Lab, project: Project, guest: Machine) -> Iterator[Result]:
     """The first `up`: an old server serves, its log ends with a ready line, the new one dies."""
     assert guest.read("/root/sglang.log").rstrip().endswith("fired up and ready to roll!")
-    assert guest.pids("tiny-old")
+    assert guest.pids("tiny[-]old")
     lab.fault("server-dies-silent")
     yield project.deploy("up", "kpro5")
     lab.fault("server-dies-silent", on=False)
@@ -185,8 +185,8 @@ def test_silent_death_beside_an_old_ready_line(
     said = message(silent_death)
     assert "before it wrote a word" in said
     assert "exit code 3" in said
-    assert guest.pids("tiny-old") == [], "the old server was stopped"
-    assert guest.pids("sglang.launch_server") == []
+    assert guest.pids("tiny[-]old") == [], "the old server was stopped"
+    assert guest.pids("sglang[.]launch_server") == []
     events = last_run(project)
     assert not [one for one in events if one.get("step") == "verify" and "gate" in one]
     began = [one for one in events if one["event"] == "job_started" and one["step"] == "launch"]
@@ -217,6 +217,7 @@ def test_degenerate_answers_fail_the_gate(deployed: Project, fault: str) -> None
     assert done.exit == 5
     assert "thinking" in message(done)
     assert "gate " in message(done)
+    assert "--variant no-mtp" in message(done)
     assert verdict(deployed).startswith("failed")
     failed = [one for one in last_run(deployed) if one.get("passed") is False]
     assert len(failed) == 1
@@ -243,7 +244,7 @@ def test_death_after_the_first_answer(deployed: Project, guest: Machine, fault: 
     assert done.exit == 5
     assert "died" in message(done)
     assert verdict(deployed).startswith("failed")
-    assert guest.pids("sglang.launch_server") == []
+    assert guest.pids("sglang[.]launch_server") == []
 
 
 @with_fault("server-never-ready")
@@ -259,7 +260,7 @@ def test_never_ready_ends_with_the_phase(deployed: Project, guest: Machine, faul
     assert f"not ready after {READY_TIMEOUT_S} s" in said
     assert "[phase " in said and "[phase ready" not in said
     assert seconds < READY_TIMEOUT_S + 30
-    assert guest.pids("sglang.launch_server") == [], "a failed launch holds no GPU memory"
+    assert guest.pids("sglang[.]launch_server") == [], "a failed launch holds no GPU memory"
 
 
 def test_it_recovers(deployed: Project) -> None:
@@ -281,10 +282,28 @@ def test_stall_is_noticed_and_resumed(deployed: Project, guest: Machine, fault: 
     for row in stalled:
         assert f"for {STALL_S} s; killed, resuming" in row
     assert seconds < len(stalled) * (STALL_S + 6) + 15
+    # The hub serves both hosts: this figure holds only while nothing else downloads.
     sent = sum(one["sent"] for one in hub("/_stats")["log"][seen:] if one["where"] == "cdn")
     assert sent <= 1.05 * size
     again = deployed.deploy("plan", "kpro5", "--exit-code")
     assert again.exit == 0, again.err
+
+
+@pytest.mark.parametrize("fault", ["hub-reset", "hub-corrupt", "hub-busy"], indirect=True)
+def test_download_survives(deployed: Project, guest: Machine, fault: str) -> None:
+    guest.sh("rm -rf /srv/models/tiny-hybrid").ok()
+    seen = len(hub("/_stats")["log"])
+    deployed.deploy("up", "kpro5", "--only", "shards").ok()
+    assert [one for one in hub("/_stats")["log"][seen:] if one["fault"]], "the fault never struck"
+    wanted = {
+        file["path"]: file["sha256"]
+        for file in deployed.state()["manifest"]["files"]
+        if file.get("sha256")
+    }
+    sums = guest.sh("cd /srv/models/tiny-hybrid && sha256sum -- *.safetensors").ok().out
+    found = {row.split()[1]: row.split()[0] for row in sums.splitlines()}
+    assert len(found) == 6
+    assert found == {name: wanted[name] for name in found}
 
 
 @with_fault("disk-full")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from lab import Lab, Machine, Result
+from lab import Lab, Machine, Result, run
 from project import Listing, Project, SshdLog, complete, pristine
 
 pytestmark = pytest.mark.container
@@ -189,7 +189,7 @@ def test_restart_makes_a_new_launch(deployed: Deployed) -> None:
     assert first["id"] == before
     assert first["verdict"] == "stopped"
     assert second["verdict"] == "good"
-    assert len(deployed.box.guest.pids("^[^ ]*python.*sglang.launch_server")) >= 1
+    assert len(deployed.box.guest.pids("sglang[.]launch_server")) >= 1
     assert len(complete()) > 5
 
 
@@ -206,7 +206,7 @@ def test_down_leaves_nothing(deployed: Deployed) -> None:
     box = deployed.box
     done = box.project.deploy("down", "kpro5").ok()
     assert "stop " in done.err
-    assert box.guest.pids("sglang") == []
+    assert box.guest.pids("[s]glang") == []
     with pytest.raises(OSError):
         complete()
     with socket.socket() as probe:
@@ -219,11 +219,26 @@ def test_down_leaves_nothing(deployed: Deployed) -> None:
     assert document["hosts"][0]["deployments"][0]["state"] in {"ended", "none"}
 
 
-def test_up_after_down_only_launches(deployed: Deployed) -> None:
+def test_up_after_a_reboot_only_launches(lab: Lab, deployed: Deployed) -> None:
+    """The GPUs are on nvidia again before the guest starts; the old server came back with it."""
+    run(["docker", "restart", "-t", "1", "deployer-lab-kpro5"]).ok()
+    lab.lab("up", timeout_s=90)
     done = deployed.box.project.deploy("up", "kpro5").ok()
     for step in ("driver", "gpus", "container", "venv", "shards"):
         assert f"{step:<10} nothing to do" in done.err
     assert "launch     done in " in done.err
+    assert len(complete()) > 5
+
+
+def test_stopped_guest_is_said_and_started(deployed: Deployed) -> None:
+    box = deployed.box
+    box.host.sh("pct stop 129", timeout_s=30).ok()
+    status = box.project.deploy("status", "kpro5")
+    assert "129 stopped" in status.out
+    assert "0000:21:00.0  nvidia" in status.out, "the host is still seen"
+    planned = box.project.deploy("plan", "kpro5", "--exit-code")
+    assert planned.exit == 6
+    assert "start container 129" in planned.err
 
 
 def test_runs_are_recorded(deployed: Deployed) -> None:
