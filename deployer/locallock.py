@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -29,6 +29,13 @@ class Owner:
     command: str
     run_id: str
     step: str = ""
+    start: int = 0
+    """Kernel start time of the process, clock ticks: a pid alone may be another's by now."""
+
+    @property
+    def alive(self) -> bool:
+        """Is the process that wrote the record running on this machine?"""
+        return self.start > 0 and start_of(self.pid) == self.start
 
     def describe(self, now: float) -> str:
         """`pid 4711 (deploy up kpro5), run 1a2b, at step shards, since 06:54:01 (12 min)`."""
@@ -47,7 +54,8 @@ class LocalLock:
         self.path = dir / "locks" / f"{host}.lock"
         self.record = dir / "locks" / f"{host}.owner.json"
         self._host = host
-        self._owner = Owner(os.getpid(), time.time(), command, run_id)
+        pid = os.getpid()
+        self._owner = Owner(pid, time.time(), command, run_id, start=start_of(pid) or 0)
         self._lock = FileLock(self.path, timeout=0, thread_local=False)
 
     def acquire(self) -> None:
@@ -63,7 +71,7 @@ class LocalLock:
                 where=shown(self.path),
                 fix="the inventory must lie on a filesystem with locks that you may write to",
             ) from error
-        self._owner = Owner(os.getpid(), time.time(), self._owner.command, self._owner.run_id)
+        self._owner = replace(self._owner, since=time.time())
         try:
             self._write()
         except LockUnknown:
@@ -72,8 +80,7 @@ class LocalLock:
 
     def enter(self, step: str) -> None:
         """Records the step that the run is at. Raises LockUnknown; the lock stays held."""
-        owner = self._owner
-        self._owner = Owner(owner.pid, owner.since, owner.command, owner.run_id, step)
+        self._owner = replace(self._owner, step=step)
         self._write()
 
     def release(self) -> None:
@@ -129,6 +136,17 @@ def read_owner(record: Path) -> Owner | None:
             str(data["command"]),
             str(data["run_id"]),
             str(data["step"]),
+            int(data.get("start", 0)),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def start_of(pid: int) -> int | None:
+    """Kernel start time (clock ticks) of a running process of this machine, None without one."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    return None if fields[0] in "ZXx" else int(fields[19])

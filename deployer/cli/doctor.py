@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -79,20 +78,10 @@ def host_findings(look: Look, me: Controller, folder: Path) -> list[Finding]:
 def _local_lock(host: str, folder: Path) -> list[Finding]:
     """A run of this machine that is at work. The record of a dead one means nothing: no finding."""
     owner = read_owner(folder / "locks" / f"{host}.owner.json")
-    if owner is None or not _runs(owner.pid):
+    if owner is None or not owner.alive:
         return []
     what = f"a run on this machine is at work: {owner.describe(time.time())}"
     return [Finding(Level.WARNING, host, what, "wait for it, or stop it with Ctrl-C")]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _errors(looks: list[Look], found: dict[str, list[Finding]]) -> list[DeployError | None]:

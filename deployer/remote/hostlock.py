@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployer import errors
+from deployer.locallock import start_of
 from deployer.model import Probe
 from deployer.remote.batch import gather
 from deployer.remote.transport import Answer, Transport
@@ -55,7 +56,7 @@ class LockRecord:
             host=host,
             pid=os.getpid(),
             boot=me.boot,
-            start=_start_of(os.getpid()) or 0,
+            start=start_of(os.getpid()) or 0,
             machine=me.machine,
             namespace=me.namespace,
             run_id=_checked(run_id),
@@ -123,7 +124,7 @@ def this_controller() -> Controller:
         machine=_first_line("/etc/machine-id"),
         boot=_first_line("/proc/sys/kernel/random/boot_id"),
         namespace=_link("/proc/self/ns/pid"),
-        start_of=_start_of,
+        start_of=start_of,
     )
 
 
@@ -414,15 +415,6 @@ def _link(path: str) -> str:
         return str(Path(path).readlink())
     except OSError:
         return ""
-
-
-def _start_of(pid: int) -> int | None:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZXx" else int(fields[19])
 
 
 def _user() -> str:

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from deployer.errors import LockHeld, LockUnknown
-from deployer.locallock import LocalLock, Owner, read_owner
+from deployer.locallock import LocalLock, Owner, read_owner, start_of
 
 
 def lock(folder: Path, host: str = "kpro5", run_id: str = "r1") -> LocalLock:
@@ -92,6 +93,7 @@ def test_how_long_ago() -> None:
 
 HOLDER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from deployer.locallock import LocalLock
 with LocalLock(Path(sys.argv[1]), "kpro5", command="deploy up kpro5", run_id="old") as lock:
@@ -121,3 +123,11 @@ def test_a_killed_owner_frees_it(tmp_path: Path) -> None:
         owner = read_owner(held.record)
         assert owner is not None
         assert (owner.run_id, owner.step) == ("new", "")
+
+
+def test_a_reused_pid_is_not_the_owner() -> None:
+    me = os.getpid()
+    owner = Owner(me, 1000.0, "deploy up kpro5", "1a2b", start=start_of(me) or 0)
+    assert owner.alive
+    assert not replace(owner, start=owner.start - 1).alive
+    assert not replace(owner, start=0).alive
