@@ -11,18 +11,26 @@ from __future__ import annotations
 import re
 import zlib
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+
+from deployer.sglang.brokentext import INVISIBLE, broken_text
 
 CHARACTER_RUN = 24
 DRAWING = frozenset("-=_*#.~ \t\n│─═━|+ ·•…>/\\")
 """Characters that tables, rules and diagrams repeat."""
 DRAWING_RUN = 400
 PERIOD_SHARE = 0.3
-MOJIBAKE = re.compile(r"(?:Ã[\x80-\xbf©¨¤¶¼±ª«¡³º]|â€[™œ\x9d“”¦˜]|ä¸|Â[\xa0-\xbf])")
+FEW_AROUND = 18
+"""Different words; a song or a list that keeps one phrase has more."""
 THINK_TAG = re.compile(r"</?think(?:ing)?>")
 WORD = re.compile(r"[^\W_]+|[^\w\s]")
 IDEOGRAPH = re.compile(r"[぀-ヿ㐀-鿿가-힯]")
 EXCERPT = 160
+ASKS = re.compile(
+    r"\b(?:repeat|repeatedly|again and again|\w+ times|over and over|in a row|count)\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -58,8 +66,8 @@ def judge(
     server gave it, else by words. `answer_required`: reasoning that the limit cut before the answer
     began is bad too; a gate with a small limit leaves it off.
     """
-    said = (content or "").strip()
-    thought = (reasoning or "").strip()
+    said = INVISIBLE.sub("", content or "").strip()
+    thought = INVISIBLE.sub("", reasoning or "").strip()
     if not said and not thought:
         return Verdict(False, "the answer is empty", f"finish_reason={finish_reason}", 0)
     if not said and finish_reason != "length":
@@ -68,7 +76,7 @@ def judge(
         )
     for part, text in (("reasoning_content", reasoning or ""), ("content", content or "")):
         if text.strip():
-            verdict = _judge_text(text, asks_to_repeat(prompt))
+            verdict = _judge_text(text, prompt)
             if not verdict.good:
                 return replace(verdict, part=part)
     if not said and answer_required:
@@ -92,7 +100,24 @@ def judge(
 
 def asks_to_repeat(prompt: str) -> bool:
     """Does the prompt itself ask for repetition?"""
-    return bool(re.search(r"\b(?:repeat|again and again|\d+ times|over and over)\b", prompt, re.I))
+    return bool(ASKS.search(prompt))
+
+
+def _excused(prompt: str, text: str, position: int) -> bool:
+    """Is what comes back at `position` the very words that the prompt wants repeated?
+
+    Not without end: three times the number that it names, or 300, is a loop all the same.
+    """
+    if not asks_to_repeat(prompt):
+        return False
+    asked = set(tokens(prompt))
+    near = [word for word in tokens(text[position : position + EXCERPT]) if word[0].isalpha()][:-1]
+    known = [word for word in near if word in asked or (len(set(word)) == 1 and word[0] in asked)]
+    if not near or len(known) < 0.6 * len(near):
+        return False
+    wanted = [int(number) for number in re.findall(r"\d{1,6}", prompt)]
+    limit = 3 * max(wanted) + 10 if wanted else 300
+    return max(Counter(tokens(text)).values()) <= limit
 
 
 def tokens(text: str) -> list[str]:
@@ -103,35 +128,16 @@ def tokens(text: str) -> list[str]:
     return found
 
 
-def _judge_text(text: str, repeats_wanted: bool) -> Verdict:
-    for test in (_replacement, _mojibake, _think_tags):
+def _judge_text(text: str, prompt: str) -> Verdict:
+    if broken := broken_text(text):
+        why, at = broken
+        return Verdict(False, why, _excerpt(text, at), at)
+    for test in (_think_tags, *REPETITION):
         verdict = test(text)
-        if not verdict.good:
-            return verdict
-    if repeats_wanted:
-        return GOOD
-    for test in (_character_run, _period, _repeated_lines, _phrase_share, _few_words, _redundancy):
-        verdict = test(text)
-        if not verdict.good:
-            return verdict
-    return GOOD
-
-
-def _replacement(text: str) -> Verdict:
-    count = text.count("\ufffd")
-    # A cut at max_tokens may leave one torn character at the very end.
-    torn_end = text.endswith("\ufffd") and count <= 2
-    if count and not torn_end and (count >= 3 or count / len(text) > 0.01):
-        at = text.index("\ufffd")
-        return Verdict(False, f"{count} undecodable characters", _excerpt(text, at), at)
-    return GOOD
-
-
-def _mojibake(text: str) -> Verdict:
-    hits = list(MOJIBAKE.finditer(text))
-    if len(hits) >= 3 and len(hits) / len(text) > 0.005:
-        at = hits[0].start()
-        return Verdict(False, "text in the wrong encoding (mojibake)", _excerpt(text, at), at)
+        if not verdict.good and not (
+            test is not _think_tags and _excused(prompt, text, verdict.position)
+        ):
+            return replace(verdict, evidence=_excerpt(text, verdict.position))
     return GOOD
 
 
@@ -165,12 +171,33 @@ def _character_run(text: str) -> Verdict:
     return GOOD
 
 
+def _syllable_run(text: str) -> Verdict:
+    """A few letters over and over within one word; of digits (a fraction) much more."""
+    for match in re.finditer(r"([^\s]{2,12}?)\1{13,}", text):
+        least = 48 if any(character.isalpha() for character in match[1]) else 200
+        if len(match.group()) >= least and any(character.isalnum() for character in match[1]):
+            times = len(match.group()) // len(match[1])
+            return Verdict(False, f"{match[1]!r} {times} times in a row", "", match.start())
+    return GOOD
+
+
 def _period(text: str) -> Verdict:
-    """One block of 1 to 40 tokens said over and over without a break."""
+    """One block of tokens, 120 at most, said over and over without a break."""
     spans = _spans(text)
+    total = len(spans)
+    longest = 120 if total < 20_000 else 40
+    return _period_of(
+        spans, longest, lambda block, repeats, covered: _too_often(block, repeats, covered, total)
+    )
+
+
+def _period_of(
+    spans: list[tuple[str, int]], longest: int, bad: Callable[[list[str], int, int], bool]
+) -> Verdict:
+    """The first block, shortest first, of which `bad(block, repeats, tokens covered)` holds."""
     count = len(spans)
     words = [word for word, _ in spans]
-    for period in range(1, min(40, count // 4) + 1):
+    for period in range(1, min(longest, count // 4) + 1):
         run = 0
         for i in range(period, count + 1):
             if i < count and words[i] == words[i - period]:
@@ -179,14 +206,9 @@ def _period(text: str) -> Verdict:
             repeats = run // period + 1
             begin = i - run - period
             block = words[begin : begin + period]
-            if _too_often(block, repeats, run + period, count):
-                at = spans[begin + period][1]
-                return Verdict(
-                    False,
-                    f"{_shown(block)!r} {repeats} times in a row",
-                    _excerpt(text, at),
-                    at,
-                )
+            if bad(block, repeats, run + period):
+                where = spans[begin + period][1] if repeats > 1 else spans[begin][1]
+                return Verdict(False, f"{_shown(block)!r} {repeats} times in a row", "", where)
             run = 0
     return GOOD
 
@@ -195,55 +217,97 @@ def _too_often(block: list[str], repeats: int, covered: int, total: int) -> bool
     lettered = any(word[0].isalpha() for word in block)
     if not lettered:
         # Rules of tables, rows of figures, nested brackets: only when it is most of a long text.
+        if len({word for word in block if word.isdigit()}) >= 6:
+            return repeats >= 10 and covered / total > 0.5
+        if set(block) <= {".", "…"}:
+            return covered >= 300
         return repeats >= 40 and covered / total > 0.5 and not set("".join(block)) <= DRAWING
     if len(block) == 1:
-        return repeats >= 8
+        return repeats >= 9
     if len(block) <= 3:
         return repeats >= 7
     return repeats >= 5 or (repeats >= 4 and covered / total > 0.5)
 
 
-def _repeated_lines(text: str) -> Verdict:
-    """Lines (or sentences of a long paragraph) that come back; refrains may, up to a share."""
-    units = [
-        (sentence.group().strip(), line.start() + sentence.start())
-        for line in _lines(text)
-        for sentence in re.finditer(r"[^.!?。！？]+[.!?。！？]*", line.group())
-    ]
-    telling = [(unit, at) for unit, at in units if len(tokens(unit)) >= 4 and _is_prose(unit)]
-    if len(telling) < 10:
+def _numbered_period(text: str) -> Verdict:
+    """A sentence said over and over with only its number counted up: prose, so no table."""
+    spans = [(word, at) for word, at in _spans(text) if word[0].isalpha() or word in ".!?"]
+    if not _is_prose(text):
         return GOOD
-    counts = Counter(unit.lower() for unit, _ in telling)
-    worst, times = counts.most_common(1)[0]
-    share = sum(n for n in counts.values() if n >= 4) / len(telling)
-    if times >= 5 and (times / len(telling) > 0.4 or share > 0.6):
-        at = [place for unit, place in telling if unit.lower() == worst][1]
+    return _period_of(spans, 30, lambda block, repeats, covered: repeats >= 12 and len(block) > 3)
+
+
+def _old_units(text: str) -> Verdict:
+    """Lines or sentences that say nothing new, one after the other.
+
+    A refrain, a litany, a form or a list comes back too, but new lines stand between; a loop has
+    none. A train of thought that turns in circles changes one sentence of several.
+    """
+    units = _units(text)
+    counts = Counter(unit for unit, _, _ in units)
+    seen: set[str] = set()
+    run: list[tuple[str, int, bool]] = []
+    for unit in units:
+        if unit[0] in seen:
+            run.append(unit)
+        else:
+            run = []
+        seen.add(unit[0])
+        prose = sum(is_prose for _, _, is_prose in run) > len(run) / 2
+        if len(run) >= (10 if prose else 30) and len(run) / len(units) > 0.3:
+            worst, at, _ = run[0]
+            return Verdict(
+                False,
+                f"{len(run)} lines with nothing new, such as {worst[:60]!r}",
+                _excerpt(text, at),
+                at,
+            )
+    telling = [unit for unit in units if unit[2]]
+    often = [unit for unit in telling if counts[unit[0]] >= 5]
+    lines = len(_lines(text))
+    if len(telling) >= max(16, len(units) / 2) and len(often) / len(telling) > (
+        0.55 if len(units) > 2 * lines else 0.8
+    ):
+        worst, at, _ = often[1]
         return Verdict(
-            False, f"the same line {times} times: {worst[:80]!r}", _excerpt(text, at), at
+            False,
+            f"{len(often)} of {len(telling)} sentences come back, such as {worst[:60]!r}",
+            _excerpt(text, at),
+            at,
         )
     return GOOD
 
 
+def _units(text: str) -> list[tuple[str, int, bool]]:
+    """(lowered sentence or line, place, is it a prose sentence); bare marks are left out."""
+    found: list[tuple[str, int, bool]] = []
+    for line in _lines(text):
+        for part in re.finditer(r"[^.!?。！？]+[.!?。！？]*", line.group()):
+            unit = part.group().strip().lower()
+            if any(character.isalnum() for character in unit):
+                prose = len(tokens(unit)) >= 4 and _is_prose(unit)
+                found.append((unit, line.start() + part.start(), prose))
+    return found
+
+
 def _phrase_share(text: str) -> Verdict:
-    """One three-word phrase that makes up much of a long text."""
+    """One three-word phrase that makes up much of a long text of few words."""
     spans = [(word, at) for word, at in _spans(text) if word[0].isalpha()]
     if len(spans) < 120 or not _is_prose(text):
         return GOOD
-    phrases = Counter(
-        (spans[i][0], spans[i + 1][0], spans[i + 2][0]) for i in range(len(spans) - 2)
-    )
-    phrase, times = phrases.most_common(1)[0]
-    if 3 * times / len(spans) > PERIOD_SHARE:
-        second = [
-            at
-            for i, (_, at) in enumerate(spans[:-2])
-            if tuple(word for word, _ in spans[i : i + 3]) == phrase
-        ][1]
+    places: dict[tuple[str, ...], list[int]] = {}
+    for i in range(len(spans) - 2):
+        phrase = (spans[i][0], spans[i + 1][0], spans[i + 2][0])
+        places.setdefault(phrase, []).append(i)
+    most, hits = max(places.items(), key=lambda item: len(item[1]))
+    around = {word for word, _ in spans[hits[0] : hits[-1] + 3]}
+    if 3 * len(hits) / len(spans) > PERIOD_SHARE and len(around) < FEW_AROUND:
+        at = spans[hits[1]][1]
         return Verdict(
             False,
-            f"{' '.join(phrase)!r} {times} times in {len(spans)} words",
-            _excerpt(text, second),
-            second,
+            f"{' '.join(most)!r} {len(hits)} times in {len(spans)} words",
+            _excerpt(text, at),
+            at,
         )
     return GOOD
 
@@ -309,3 +373,15 @@ def _shown(block: list[str]) -> str:
 def _excerpt(text: str, at: int) -> str:
     begin = max(0, at - EXCERPT // 4)
     return text[begin : begin + EXCERPT]
+
+
+REPETITION: tuple[Callable[[str], Verdict], ...] = (
+    _character_run,
+    _syllable_run,
+    _period,
+    _numbered_period,
+    _old_units,
+    _phrase_share,
+    _few_words,
+    _redundancy,
+)

@@ -1,0 +1,107 @@
+"""Text that no writer meant: lost or wrong encodings, raw tokens, marks without a word. Pure."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+INVISIBLE = re.compile(r"[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
+HIGH = "\u20ac\u201a\u0192\u201e\u2026\u2020\u2021\u02c6\u2030\u0160\u2039\u0152\u017d"
+HIGH += "\u2018\u2019\u201c\u201d"
+HIGH += "\u2022\u2013\u2014\u02dc\u2122\u0161\u203a\u0153\u017e\u0178\x80-\xbf"
+"""How the bytes 0x80 to 0xBF look when UTF-8 is read as Latin-1 or as Windows-1252."""
+MOJIBAKE = re.compile(
+    "\u00c3[\u0192\u0178\u0153\u2013\u02c6\u2030" + "\x80-\xbf]|\u00e2\u20ac.|\u00c2[\xa0-\xbf]"
+)
+MOJIBAKE_RUN = re.compile(
+    f"(?:[\xc2-\xdf][{HIGH}]|[\xe0-\xef][{HIGH}]{{2}}|\xf0[{HIGH}]{{3}}){{3,}}"
+)
+RAW_TOKENS = re.compile(r"[\u0120\u010a](?=\S)|(?<=\w)\u2581(?=\w)")
+BYTE_TOKENS = re.compile(r"(?:<0x[0-9A-F]{2}>){2,}")
+SPECIAL = re.compile(r"<\|?(?:endoftext|im_start|im_end|eot_id|begin_of_text|end_of_text)\|?>")
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x7f]")
+SPACED = re.compile(r"([^\W\d_]+)(?= +([^\W\d_]))")
+ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HANGUL": "CJK", "KATAKANA-HIRAGANA": "CJK"}
+
+
+def broken_text(text: str) -> tuple[str, int] | None:
+    """(why, place in characters) of the first thing that is broken; None: nothing is."""
+    for test in (_replaced, _mojibake, _control, _raw_tokens, _special, _scripts, _no_word):
+        if found := test(text):
+            return found
+    return None
+
+
+def _replaced(text: str) -> tuple[str, int] | None:
+    count = text.count("\ufffd")
+    # A cut at max_tokens may leave one torn character at the very end.
+    torn_end = text.endswith("\ufffd") and count <= 2
+    if count and not torn_end and (count >= 3 or count / len(text) > 0.01):
+        return f"{count} undecodable characters", text.index("\ufffd")
+    return None
+
+
+def _mojibake(text: str) -> tuple[str, int] | None:
+    why = "text in the wrong encoding (mojibake)"
+    if run := MOJIBAKE_RUN.search(text):
+        return why, run.start()
+    hits = [match.start() for match in MOJIBAKE.finditer(text)]
+    if len(hits) >= 3 and len(hits) / len(text) > 0.005:
+        return why, hits[0]
+    return None
+
+
+def _control(text: str) -> tuple[str, int] | None:
+    hits = [match.start() for match in CONTROL.finditer(text)]
+    return (f"{len(hits)} control characters", hits[0]) if len(hits) >= 3 else None
+
+
+def _raw_tokens(text: str) -> tuple[str, int] | None:
+    hits = [match.start() for match in RAW_TOKENS.finditer(text)]
+    if len(hits) >= 4 and len(hits) / len(text) > 0.04:
+        return "the tokenizer's own marks instead of spaces", hits[0]
+    raw = list(BYTE_TOKENS.finditer(text))
+    if raw and sum(len(match.group()) for match in raw) / len(text) > 0.2:
+        return "raw byte tokens instead of characters", raw[0].start()
+    return None
+
+
+def _special(text: str) -> tuple[str, int] | None:
+    hits = list(SPECIAL.finditer(text))
+    # A text about chat templates shows them too, but consists of other words.
+    row = re.search(rf"(?:{SPECIAL.pattern}\s*){{3,}}", text)
+    if row:
+        return "special tokens in a row", row.start()
+    if len(hits) >= 3 and sum(len(hit.group()) for hit in hits) / len(text) > 0.3:
+        return "special tokens instead of words", hits[0].start()
+    return None
+
+
+def _scripts(text: str) -> tuple[str, int] | None:
+    """Words of many scripts in one sentence; in a list of greetings a mark or line parts them."""
+    gaps = [
+        (_script(match[1][-1]), _script(match[2]), match.start()) for match in SPACED.finditer(text)
+    ]
+    switches = [at for before, after, at in gaps if before != after]
+    scripts = {script for before, after, _ in gaps for script in (before, after)}
+    if len(scripts) >= 4 and len(switches) >= 8 and len(switches) / len(gaps) > 0.3:
+        return f"{len(scripts)} scripts mixed in one text", switches[0]
+    return None
+
+
+def _no_word(text: str) -> tuple[str, int] | None:
+    visible = set(INVISIBLE.sub("", "".join(text.split())))
+    lines = [line.rstrip() for line in text.split("\n") if line.strip()]
+    drawing = len(lines) >= 5 and (len(visible) > 1 or len(set(lines)) >= 4)
+    if 0 < len(visible) <= 3 and not drawing and all(_is_mark(mark) for mark in visible):
+        return "only punctuation", 0
+    return None
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PZC" or character in "|+=~^`"
+
+
+def _script(letter: str) -> str:
+    name = unicodedata.name(letter, "UNKNOWN").split(" ")[0]
+    return ONE_SCRIPT.get(name, name)
