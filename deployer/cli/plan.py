@@ -9,7 +9,6 @@ import click
 
 from deployer.cli.options import Options, common, targets
 from deployer.cli.plain import number
-from deployer.cli.plain import number
 from deployer.cli.report import print_error
 from deployer.model import PlanState
 

@@ -17,7 +17,6 @@ from deployer.cli.hosts import by_host, exit_code, run_hosts
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
 from deployer.cli.plain import number
-from deployer.cli.plain import number
 from deployer.cli.report import error_dict
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, StateUnreadable
