@@ -74,10 +74,15 @@ class HostSession:
             here, there = here + there, []
         values: dict[type, object] = {}
         silent: dict[Where, str] = {}
-        with ThreadPoolExecutor(max_workers=1) as pool:
-            guest = pool.submit(self._ask_guest, transports[Where.GUEST], there)
+        if self._lock is not None and not self.locked:
+            # What the guest says must be seen under the lock as well.
             values.update(self._ask_host(here))
-            answer = guest.result()
+            answer = self._ask_guest(transports[Where.GUEST], there)
+        else:
+            with ThreadPoolExecutor(max_workers=1) as pool:
+                guest = pool.submit(self._ask_guest, transports[Where.GUEST], there)
+                values.update(self._ask_host(here))
+                answer = guest.result()
         if isinstance(answer, str):
             silent[Where.GUEST] = answer
         else:
