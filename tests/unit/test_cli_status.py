@@ -17,6 +17,7 @@ from deployer.cli.main import group
 from deployer.cli.plain import number
 from deployer.cli.status import duration
 from deployer.errors import AuthenticationRefused, Unreachable
+from deployer.locallock import start_of
 from deployer.model import Facts, Where
 from deployer.observe import ClockFact, GpuLinks, LockSeen
 from deployer.steps.base import Step
@@ -199,6 +200,7 @@ def test_doctor_tells_of_a_run_on_this_machine(
         "command": "up kpro5",
         "run_id": "r1",
         "step": "venv",
+        "start": start_of(os.getpid()),
     }
     (locks / "kpro5.owner.json").write_text(json.dumps(owner))
     text = deploy("doctor", "kpro5", kpro5=SERVING).stdout
