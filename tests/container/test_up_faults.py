@@ -251,7 +251,7 @@ def test_death_after_the_first_answer(deployed: Project, guest: Machine, fault: 
 def test_never_ready_ends_with_the_phase(deployed: Project, guest: Machine, fault: str) -> None:
     deployed.playbook(serve={"ready_timeout_s": READY_TIMEOUT_S})
     began = time.monotonic()
-    done = deployed.deploy("up", "kpro5")
+    done = deployed.deploy("restart", "kpro5")
     seconds = time.monotonic() - began
     deployed.playbook()
     assert done.exit == 1
