@@ -61,7 +61,7 @@ class HostSession:
             self._lock = HostLock(LockRecord.mine(self.host_name, run_id), on_note=self.on_note)
 
     def look(self, want: Deployment, steps: Sequence[Step]) -> Facts:
-        """Runs the probes of all steps, one exec a target, both targets at once.
+        """Runs the probes of all steps, one exec a target; targets with a connection each at once.
 
         Raises Unreachable when the host does not answer, or when the guest refuses us; a guest
         that is merely down leaves its facts silent.
@@ -74,8 +74,10 @@ class HostSession:
             here, there = here + there, []
         values: dict[type, object] = {}
         silent: dict[Where, str] = {}
-        if self._lock is not None and not self.locked:
-            # What the guest says must be seen under the lock as well.
+        through_host = want.container is not None and want.container.ssh is None
+        if through_host or (self._lock is not None and not self.locked):
+            # Through the host: both would share one connection, which serves one thread. With the
+            # lock still to take: what the guest says must be seen under it as well.
             values.update(self._ask_host(here))
             answer = self._ask_guest(transports[Where.GUEST], there)
         else:
