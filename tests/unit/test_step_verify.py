@@ -154,7 +154,11 @@ def test_all_gates_pass_and_the_verdict_is_written(monkeypatch: pytest.MonkeyPat
     [
         (lambda prompt: "42", "answers", "wrong answer"),
         (lambda prompt: "", "answers", "empty"),
-        (lambda prompt: say(prompt) if len(say(prompt)) < 40 else "!" * 400, "quality", "only punctuation"),
+        (
+            lambda prompt: say(prompt) if len(say(prompt)) < 40 else "!" * 400,
+            "quality",
+            "only punctuation",
+        ),
         (lambda prompt: "1, 2, 4" if "Count" in prompt else say(prompt), "counting", "to 2"),
         (lambda prompt: "the " * 90 if " + " in prompt else say(prompt), "burst", "in a row"),
     ],
