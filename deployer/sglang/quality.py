@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from deployer.sglang.brokentext import INVISIBLE, broken_text
 
 CHARACTER_RUN = 24
-DRAWING = frozenset("-=_*#.~ \t\n│─═━|+ ·•…>/\\")
+DRAWING = frozenset("-=_*#.~^ \t\n│─═━|+ ·•…>/\\")
 """Characters that tables, rules and diagrams repeat."""
 DRAWING_RUN = 400
 PERIOD_SHARE = 0.3
@@ -113,7 +113,7 @@ def _excused(prompt: str, text: str, position: int) -> bool:
     asked = set(tokens(prompt))
     near = [word for word in tokens(text[position : position + EXCERPT]) if word[0].isalpha()][:-1]
     known = [word for word in near if word in asked or (len(set(word)) == 1 and word[0] in asked)]
-    if not near or len(known) < 0.6 * len(near):
+    if not near or len(known) < 0.5 * len(near):
         return False
     wanted = [int(number) for number in re.findall(r"\d{1,6}", prompt)]
     limit = 3 * max(wanted) + 10 if wanted else 300
@@ -187,14 +187,14 @@ def _period(text: str) -> Verdict:
     total = len(spans)
     longest = 120 if total < 20_000 else 40
     return _period_of(
-        spans, longest, lambda block, repeats, covered: _too_often(block, repeats, covered, total)
+        spans, longest, lambda block, repeats, begin: _too_often(block, repeats, total)
     )
 
 
 def _period_of(
     spans: list[tuple[str, int]], longest: int, bad: Callable[[list[str], int, int], bool]
 ) -> Verdict:
-    """The first block, shortest first, of which `bad(block, repeats, tokens covered)` holds."""
+    """The first block, shortest first, of which `bad(block, repeats, index of it)` holds."""
     count = len(spans)
     words = [word for word, _ in spans]
     for period in range(1, min(longest, count // 4) + 1):
@@ -206,15 +206,22 @@ def _period_of(
             repeats = run // period + 1
             begin = i - run - period
             block = words[begin : begin + period]
-            if bad(block, repeats, run + period):
+            if bad(block, repeats, begin):
                 where = spans[begin + period][1] if repeats > 1 else spans[begin][1]
                 return Verdict(False, f"{_shown(block)!r} {repeats} times in a row", "", where)
             run = 0
     return GOOD
 
 
-def _too_often(block: list[str], repeats: int, covered: int, total: int) -> bool:
-    lettered = any(word[0].isalpha() for word in block)
+def _too_often(block: list[str], repeats: int, total: int) -> bool:
+    covered = repeats * len(block)
+    letters = [word for word in block if word[0].isalpha()]
+    lettered = any(len(word) > 1 or word > "\u2e80" for word in letters) or (
+        len(letters) >= len(block) / 2
+    )
+    if letters and not lettered:
+        # Escapes and one-letter keys of code.
+        return repeats >= 12
     if not lettered:
         # Rules of tables, rows of figures, nested brackets: only when it is most of a long text.
         if len({word for word in block if word.isdigit()}) >= 6:
@@ -232,9 +239,14 @@ def _too_often(block: list[str], repeats: int, covered: int, total: int) -> bool
 def _numbered_period(text: str) -> Verdict:
     """A sentence said over and over with only its number counted up: prose, so no table."""
     spans = [(word, at) for word, at in _spans(text) if word[0].isalpha() or word in ".!?"]
-    if not _is_prose(text):
-        return GOOD
-    return _period_of(spans, 30, lambda block, repeats, covered: repeats >= 12 and len(block) > 3)
+
+    def bad(block: list[str], repeats: int, begin: int) -> bool:
+        if repeats < 12 or len(block) < 4:
+            return False
+        end = min(begin + repeats * len(block), len(spans)) - 1
+        return _is_prose(text[spans[begin][1] : spans[end][1]])
+
+    return _period_of(spans, 30, bad)
 
 
 def _old_units(text: str) -> Verdict:
@@ -248,7 +260,8 @@ def _old_units(text: str) -> Verdict:
     seen: set[str] = set()
     run: list[tuple[str, int, bool]] = []
     for unit in units:
-        if unit[0] in seen:
+        # Twice is a draft and its fair copy.
+        if unit[0] in seen and counts[unit[0]] >= 3:
             run.append(unit)
         else:
             run = []

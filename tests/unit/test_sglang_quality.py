@@ -14,8 +14,8 @@ def texts(kind: str) -> list[Path]:
 
 
 def test_there_are_enough_texts() -> None:
-    assert len(texts("good")) >= 20
-    assert len(texts("bad")) >= 20
+    assert len(texts("good")) >= 60
+    assert len(texts("bad")) >= 60
 
 
 @pytest.mark.parametrize("path", texts("good"), ids=lambda path: path.stem)
@@ -66,3 +66,21 @@ def test_too_short_an_answer() -> None:
 
 def test_one_torn_character_at_the_cut_is_no_garbage() -> None:
     assert judge("Essay", "The moon pulls the sea and the w\ufffd", None, "length").good
+
+
+def test_a_draft_and_its_fair_copy_are_good_text() -> None:
+    essay = (OUTPUTS / "good" / "essay.txt").read_text(encoding="utf-8")
+    assert judge("Essay", f"Draft:\n{essay}\n\nFinal:\n{essay}", None, "stop").good
+
+
+def test_a_wanted_repetition_is_excused_within_reason() -> None:
+    assert judge("Count 40 sheep", "\n".join(f"{i} sheep jumped" for i in range(1, 41))).good
+    assert judge("Repeat the letter a 50 times", "a" * 50).good
+    assert not judge("Say hello 30 times.", "hello " * 300, None, "length").good
+    assert not judge("Why do loops repeat?", "!" * 300, None, "length").good
+
+
+def test_a_required_answer_that_the_limit_cut_off() -> None:
+    thought = "The user wants an essay about tides."
+    verdict = judge("Essay", "", thought, "length", answer_required=True)
+    assert (verdict.good, verdict.part) == (False, "reasoning_content")
