@@ -111,7 +111,8 @@ def _excused(prompt: str, text: str, position: int) -> bool:
     if not asks_to_repeat(prompt):
         return False
     asked = set(tokens(prompt))
-    near = [word for word in tokens(text[position : position + EXCERPT]) if word[0].isalpha()][:-1]
+    near = [word for word in tokens(text[position : position + EXCERPT]) if word[0].isalpha()]
+    near = near[:-1] or near
     known = [word for word in near if word in asked or (len(set(word)) == 1 and word[0] in asked)]
     if not near or len(known) < 0.5 * len(near):
         return False
