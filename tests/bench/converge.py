@@ -77,7 +77,7 @@ def place_known_hosts(place: Place) -> Path:
         if match and match[1] in ours:
             address, port = ours[match[1]]
             out.append(f"{address if port == 22 else f'[{address}]:{port}'} {match[2]}")
-    path = Path(tempfile.gettempdir()) / f"bench-known-{place.name}"
+    path = Path(tempfile.gettempdir()) / f"bench-known-{place.host[1]}-{place.guest[1]}"
     path.write_text("\n".join(out) + "\n")
     return path
 
@@ -209,6 +209,7 @@ def measure(place: Place, rounds: int) -> list[str]:
     for label, seconds in times.items():
         median = statistics.median(seconds)
         lines.append(f"| {label} | {median:.3f} ({min(seconds):.3f}) | {median / base:.2f} |")
+    print("\n".join(lines), flush=True)
     return [*lines, ""]
 
 
@@ -250,7 +251,7 @@ def main() -> None:
     with delayed_namespace(0.05) as prefix:
         far = Place("50 ms round trip", (address, 22), (address, 2222), tuple(prefix))
         lines += measure(far, options.rounds)
-    print("\n".join(lines))
+    print(lines[0])
     if options.write:
         command = "`.venv/bin/python tests/bench/converge.py --write`"
         stamp = time.strftime("%Y-%m-%d")
