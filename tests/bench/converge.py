@@ -18,6 +18,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -250,8 +251,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the result in RESULTS.md")
     options = parser.parse_args()
     peers()
-    # As an installed package is; the peers were compiled by pip.
-    compileall.compile_dir(ROOT / "deployer", quiet=1)
+    # As pip leaves an installed package, the peers among them; uv and a checkout leave it to the
+    # first run, which PYTHONDONTWRITEBYTECODE forbids.
+    for folder in (ROOT / "deployer", sysconfig.get_path("purelib")):
+        compileall.compile_dir(folder, quiet=2, workers=0)
     lines = start_up(options.rounds)
     local = Place("loopback", ("127.0.0.1", 22105), ("127.0.0.1", 22125))
     lines += measure(local, options.rounds)
