@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import click
 
 from deployer.catalog import Catalog
+from deployer.cli.ask import agreed
 from deployer.cli.options import Options, common
 from deployer.errors import UsageError
 from deployer.inventory import Ssh
@@ -39,15 +39,14 @@ def _recorded(offered: Offered, options: Options) -> bool:
     if offered.known:
         click.echo(f"{name}: recorded in {offered.path}", err=True)
         return True
-    if not options.yes:
-        if not sys.stdin.isatty():
-            raise UsageError(
-                "trust asks, and there is no terminal to ask on",
-                where=name,
-                fix="compare the fingerprint, then run it with --yes",
-            )
-        if not click.confirm("Is this the fingerprint that the host itself shows?", err=True):
-            raise UsageError("not recorded", where=name, fix="find out whose key it is")
+    if not agreed(
+        "Is this the fingerprint that the host itself shows?",
+        command="trust",
+        where=name,
+        yes=options.yes,
+        fix="compare the fingerprint, then run it with --yes",
+    ):
+        raise UsageError("not recorded", where=name, fix="find out whose key it is")
     record(offered)
     return False
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from deployer.catalog import Catalog
+from deployer.cli.ask import agreed
 from deployer.cli.options import Options, common
-from deployer.errors import UsageError
 from deployer.remote.connect import open_host
 from deployer.remote.hostlock import read_lock, unlock
 
@@ -32,15 +30,14 @@ def command(options: Options, words: tuple[str, ...]) -> int:
                 continue
             who = held.record.describe() if held.record else f"run {held.run_id}"
             click.echo(f"{word}: held by {who}", err=True)
-            if not options.yes:
-                if not sys.stdin.isatty():
-                    raise UsageError(
-                        "unlock asks, and there is no terminal to ask on",
-                        where=word,
-                        fix="make sure that this run is dead, then use --yes",
-                    )
-                if not click.confirm("Is that run surely dead?", err=True):
-                    continue
+            if not agreed(
+                "Is that run surely dead?",
+                command="unlock",
+                where=word,
+                yes=options.yes,
+                fix="make sure that this run is dead, then use --yes",
+            ):
+                continue
             unlock(transport)
             click.echo(f"{word}: unlocked", err=True)
         finally:
