@@ -105,7 +105,7 @@ def test_lock_of_another_controller_is_never_taken(
     host: Machine, copies: tuple[Copy, Copy]
 ) -> None:
     one, _ = copies
-    host.sh('printf "run-elsewhere\\nbm8gcmVjb3Jk\\n" >"$1"', LOCK).ok()
+    host.sh('mkdir -p "${1%/*}" && printf "run-elsewhere\\nbm8gcmVjb3Jk\\n" >"$1"', LOCK).ok()
     refused = one.up()
     assert refused.end() == 4
     assert "run-elsewhere" in refused.said
