@@ -70,5 +70,3 @@ class Deployment:
             if rung.name == name:
                 args.update(rung.args)
         return {flag: value for flag, value in args.items() if value is not False}
-
-

@@ -122,6 +122,7 @@ def owners(inodes: set[str]) -> list[int]:
 
 def identity(command: Record) -> Record:
     """Is the job's process the one that was started, who is in its session, who has the port?"""
+    # Session 0 is one whose leader lives outside this PID namespace: it groups nothing here.
     pid, session = int(command["pid"]), int(command.get("session") or command["pid"])
     stat = stat_of(pid)
     same = (
@@ -133,7 +134,7 @@ def identity(command: Record) -> Record:
     members = [
         {"pid": one["pid"], "start": one["start"], "title": cmdline_of(one["pid"])[:200]}
         for one in processes().values()
-        if one["session"] == session and is_running(one)
+        if is_running(one) and (one["session"] == session or (same and one["pid"] == pid))
     ]
     inodes = listening_inodes(SETTINGS["port"])
     holding = owners(inodes)

@@ -13,7 +13,7 @@ from deployer.remote import framing
 from deployer.remote.gateways import Pool
 from deployer.remote.socket import import_paramiko
 from deployer.remote.sshconfig import Endpoint
-from deployer.remote.sshlogin import WINDOW_BYTES, login
+from deployer.remote.sshlogin import WINDOW_BYTES, hang_up, login
 from deployer.remote.transport import Answer
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class SshTransport:
         self._closes += 1
         transport, self._transport = self._transport, None
         if transport is not None:
-            transport.close()
+            hang_up(transport)
         gateway, self._gateway = self._gateway, None
         if gateway is not None:
             _gateways.give_back(gateway)
@@ -157,7 +157,7 @@ def _bounded(transport: paramiko.Transport, seconds: float) -> Iterator[None]:
 
     def give_up() -> None:
         late.set()
-        transport.close()
+        hang_up(transport)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
@@ -242,7 +242,7 @@ class _Exchange:
             with _bounded(self._transport, HANG_UP_S):
                 channel.close()
         except (paramiko.SSHException, EOFError, OSError):
-            self._transport.close()
+            hang_up(self._transport)
 
     def _left(self) -> float:
         return max(self._deadline - time.monotonic(), 0.001)

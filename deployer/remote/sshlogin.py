@@ -10,6 +10,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,7 +69,7 @@ def login(endpoint: Endpoint, opener: Opener | None = None) -> paramiko.Transpor
         )
         authenticate(transport, endpoint)
     except BaseException:
-        transport.close()
+        hang_up(transport)
         raise
     return transport
 
@@ -165,10 +166,23 @@ def handshake(connection: Any, peer: Peer, key_types: Sequence[str]) -> paramiko
         failure = transport.get_exception()
         banner = transport.remote_version
     except BaseException:
-        transport.close()
+        hang_up(transport)
         raise
-    transport.close()
+    hang_up(transport)
     raise _handshake_error(failure, banner, in_time, peer) from failure
+
+
+def hang_up(transport: paramiko.Transport) -> None:
+    """Ends a connection, whatever state it is in.
+
+    A connection through a gateway says goodbye over the gateway's own connection, and paramiko
+    raises EOFError from `close` when that is already gone: the connection is then over as asked.
+    """
+    import_paramiko()
+    import paramiko
+
+    with suppress(EOFError, OSError, paramiko.SSHException):
+        transport.close()
 
 
 def _handshake_error(

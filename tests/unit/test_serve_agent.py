@@ -106,6 +106,9 @@ def test_identity_names_the_owner_of_the_port(tmp_path: Path, port: int) -> None
     assert seen["listening"]
     assert [one["pid"] for one in seen["owners"]] == [os.getpid()]
     assert seen["owned"]
+    # Session 0: the session's leader is outside our PID namespace (a container's exec).
+    nowhere = run(tmp_path, port, {"do": "identity", **me(), "session": 0})[0]
+    assert nowhere["owned"]
     other = run(tmp_path, port, {"do": "identity", **me(), "start": 1})[0]
     assert not other["alive"]
     assert not other["owned"]

@@ -15,6 +15,7 @@ from deployer import errors
 from deployer.inventory import Ssh
 from deployer.remote import sshconfig, sshlogin
 from deployer.remote.gateways import Pool
+from deployer.remote.ssh import SshTransport
 from deployer.remote.sshconfig import Endpoint, resolve, split_port
 from deployer.remote.sshlogin import DroppedEarly, Peer
 
@@ -218,3 +219,16 @@ def test_a_gateway_is_shared_and_closed_by_its_last_user(home: Path) -> None:
     pool.give_back(other_name)
     assert connection.closed == 1
     assert pool.borrow(first) is not connection
+
+
+def test_closing_a_connection_whose_gateway_is_gone_is_no_error(home: Path) -> None:
+    """paramiko says goodbye through the gateway's channel and raises when that is closed."""
+
+    class Gone:
+        def close(self) -> None:
+            raise EOFError
+
+    transport = SshTransport("h", lambda: endpoint(home))
+    transport._transport = Gone()  # type: ignore[assignment]
+    transport.close()
+    transport.close()
