@@ -6,9 +6,9 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from importlib import resources
 from typing import Any
 
+from deployer.agents.bundle import NAME, fetch_agent
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
 from deployer.remote.jobs import JobIdentity, Jobs, JobStatus
@@ -58,9 +58,8 @@ def job_files(want: Deployment, manifest: Manifest) -> dict[str, bytes]:
         "ca_bundle": download.ca_bundle,
         "files": [file.model_dump() for file in manifest.files],
     }
-    agent = resources.files("deployer.agents").joinpath("range_agent.py").read_bytes()
     return {
-        "range_agent.py": agent,
+        NAME: fetch_agent(),
         "manifest.json": json.dumps(job, indent=1, sort_keys=True).encode(),
     }
 
@@ -70,7 +69,7 @@ def job_script(want: Deployment) -> str:
     return (
         find_python(want.playbook.engine.venv)
         + '[ -n "$py" ] || { echo "error: no python3 on this machine"; exit 2; }\n'
-        + 'exec "$py" -I -S range_agent.py\n'
+        + f'exec "$py" -I -S {NAME}\n'
     )
 
 

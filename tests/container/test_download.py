@@ -23,6 +23,7 @@ from hub import Hub
 from local_transport import LocalTransport, shell_path
 
 from deployer import hub as hub_client
+from deployer.agents.bundle import fetch_agent
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, StepFailed
 from deployer.events import Bus, Event, JobStarted, Note, Progress
@@ -38,7 +39,6 @@ from deployer.steps.shards_facts import ShardsFact
 
 pytestmark = pytest.mark.container
 ROOT = Path(__file__).resolve().parents[2]
-AGENT = ROOT / "deployer" / "agents" / "range_agent.py"
 SHARD = "00002-of"
 
 
@@ -311,8 +311,9 @@ def test_two_agents_never_run(bench: Bench, hub: Hub) -> None:
 
 
 def run_agent(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    (folder / "fetch.pyz").write_bytes(fetch_agent())
     return subprocess.run(
-        ["/usr/bin/python3", "-I", "-S", str(AGENT)],
+        ["/usr/bin/python3", "-I", "-S", "fetch.pyz"],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", **env},
         capture_output=True,

@@ -160,7 +160,7 @@ def story(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Story:
         assert code == -signal.SIGKILL, (POINTS[hit][0], code, run.said)
         told.kills.append(POINTS[hit][0])
         if POINTS[hit][0] == AGENT_TOO:
-            host.sh("pkill -9 -f range_agent.py || :")
+            host.sh("pkill -9 -f fetch.pyz || :")
         following = hit + 1
     told.end = EndState.of(host, lab.guests[HOST], told.copy)
     return told

@@ -312,7 +312,7 @@ def test_the_job_carries_the_targets_endpoint_and_no_secret() -> None:
     files = job_files(want(target_endpoint="http://hub:8900"), state.manifest)
     job = json.loads(files["manifest.json"])
     assert job["endpoint"] == "http://hub:8900" and job["path"] == PATH
-    assert b"HF_TOKEN" in files["range_agent.py"]
+    assert b"HF_TOKEN" in files["fetch.pyz"]
 
 
 def test_words_for_sizes_and_broken_progress() -> None:
