@@ -6,6 +6,7 @@ Pure: a parsed file and its model in, DocumentError out. A model alone cannot se
 from __future__ import annotations
 
 import re
+import urllib.parse
 from collections.abc import Iterable, Sequence
 
 from deployer.deployment import Deployment
@@ -13,7 +14,7 @@ from deployer.document import Document
 from deployer.errors import DocumentError
 from deployer.inventory import Host
 from deployer.names import did_you_mean, listed
-from deployer.playbook import FIELD_OF_FLAG, SECRET_FLAGS, Playbook
+from deployer.playbook import FIELD_OF_FLAG, SECRET_FLAGS, Download, Playbook
 from deployer.yamltree import At
 
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
@@ -104,6 +105,7 @@ def check_playbook(document: Document, playbook: Playbook) -> None:
             fix="add `package:` with `url:` or `file:` and `sha256:`, or write `install: never`",
         )
     _check_urls(document, playbook)
+    _check_download(document, playbook.download)
     _check_flags(document, ("serve", "args"), playbook.serve.args)
     for index, variant in enumerate(playbook.variants):
         _check_flags(document, ("variants", index, "args"), variant.args)
@@ -114,7 +116,10 @@ def _check_urls(document: Document, playbook: Playbook) -> None:
     urls: list[tuple[At, str | None]] = [
         (("download", "endpoint"), playbook.download.endpoint),
         (("download", "target_endpoint"), playbook.download.target_endpoint),
+        (("download", "proxy"), playbook.download.proxy),
     ]
+    mirrors = playbook.download.mirrors
+    urls += [(("download", "mirrors", index), mirror) for index, mirror in enumerate(mirrors)]
     if playbook.driver.package is not None:
         urls.append((("driver", "package", "url"), playbook.driver.package.url))
     links = playbook.engine.find_links
@@ -126,6 +131,63 @@ def _check_urls(document: Document, playbook: Playbook) -> None:
                 f"{document.name(at)}: the URL has a password, which plans and records would show",
                 fix="leave it out; use a mirror that needs none, or a file on the target",
             )
+
+
+def _check_download(document: Document, download: Download) -> None:
+    """Methods are listed once and one can be used; addresses are http(s) ones without extras."""
+    at: At = ("download",)
+    for index in range(len(download.methods)):
+        _refuse_twin(document, (*at, "methods"), download.methods, index, (*at, "methods", index))
+    for index in range(len(download.mirrors)):
+        _refuse_twin(document, (*at, "mirrors"), download.mirrors, index, (*at, "mirrors", index))
+    lacking = {"mirror": not download.mirrors, "peer": download.peer is None}
+    if all(lacking.get(method, False) for method in download.methods):
+        raise document.error(
+            (*at, "methods"),
+            f"{document.name((*at, 'methods'))}: none of {listed(download.methods)} can be used: "
+            "`mirror` needs download.mirrors, `peer` needs download.peer",
+            fix="add `range`, or what the method needs",
+        )
+    urls: list[tuple[At, str | None]] = [
+        ((*at, "endpoint"), download.endpoint),
+        ((*at, "target_endpoint"), download.target_endpoint),
+        *(((*at, "mirrors", index), url) for index, url in enumerate(download.mirrors)),
+    ]
+    for place, url in urls:
+        if url is not None and (wrong := _not_an_endpoint(url, ("http", "https"))):
+            raise document.error(
+                place,
+                f"{document.name(place)}: expected a URL like https://hub.example, {wrong}",
+                fix="write scheme, host and, where needed, :port and path",
+            )
+    if download.proxy is not None and (wrong := _not_an_endpoint(download.proxy, ("http",))):
+        raise document.error(
+            (*at, "proxy"),
+            f"{document.name((*at, 'proxy'))}: expected a URL like http://proxy.example:3128, "
+            + wrong,
+            fix="write scheme, host and :port; only http proxies are spoken to",
+        )
+    if download.peer is not None and ".." in download.peer.path.split("/"):
+        place = (*at, "peer", "path")
+        raise document.error(
+            place,
+            f"{document.name(place)}: expected a path without `..`, found {download.peer.path}",
+            fix="write the folder's own path",
+        )
+
+
+def _not_an_endpoint(url: str, schemes: Sequence[str]) -> str:
+    """What is wrong with it as the base of requests; '' when nothing is."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        return f"found {url}: {error}"
+    if parts.scheme not in schemes or not host or url != "".join(url.split()):
+        return f"found {url}"
+    if parts.query or parts.fragment:
+        return f"found a query or a fragment in {url}"
+    return ""
 
 
 def _check_flags(document: Document, at: At, flags: Iterable[str]) -> None:

@@ -43,6 +43,22 @@ class Model(Strict):
     """fnmatch patterns of files that are not fetched."""
 
 
+Method = Literal["range", "hf-xet", "mirror", "peer"]
+METHODS: tuple[Method, ...] = ("range", "hf-xet", "mirror", "peer")
+
+
+class Peer(Strict):
+    """Another machine that has the same files; the target reaches it by its own SSH, with rsync."""
+
+    address: Annotated[str, Field(pattern=names.ADDRESS, max_length=253)]
+    user: Annotated[str, Field(pattern=names.USER)] = "root"
+    port: Port = 22
+    path: AbsolutePath
+    """The model's folder there."""
+    identity_file: AbsolutePath | None = None
+    """Private key, on the target; None: what the target's ssh uses by itself."""
+
+
 class Download(Strict):
     """How the weights are fetched."""
 
@@ -54,10 +70,33 @@ class Download(Strict):
     """Name of the controller's environment variable that holds the token; may be unset."""
     ca_bundle: AbsolutePath | None = None
     """PEM file on the target for a company proxy."""
+    proxy: Line | None = None
+    """http://HOST:PORT, as seen from the target; None: no proxy."""
+    methods: Annotated[list[Method], Field(min_length=1)] = Field(
+        default_factory=lambda: list(METHODS)
+    )
+    """Tried in this order; one that cannot be used on the target is skipped, and said so.
+
+    `range`: our own agent. `hf-xet`: huggingface_hub with hf-xet out of the engine's venv.
+    `mirror`: our agent against each of `mirrors`. `peer`: rsync from `peer`.
+    """
+    mirrors: list[Line] = Field(default_factory=list)
+    """Other endpoints with the same repositories, as seen from the target."""
+    peer: Peer | None = None
     connections: Annotated[int, Field(ge=1, le=64)] = 4
+    bwlimit_bytes_per_s: Annotated[int, Field(ge=0)] = 0
+    """Upper bound of all connections together; 0: none."""
     stall_s: Seconds = 45.0
-    """No new byte for so long is a stall: the download is killed and resumed."""
-    max_stalls: Annotated[int, Field(ge=1, le=1000)] = 5
+    """No new byte on the wire and on the disk for so long: the method is killed."""
+    floor_bytes_per_s: Annotated[int, Field(ge=0)] = 100_000
+    """A method whose mean over `floor_window_s` is lower is killed too; 0: no floor."""
+    floor_window_s: Seconds = 120.0
+    phase_s: Seconds = 60.0
+    """Longest phase without bytes: start-up, questions to the Hub."""
+    stalls_per_method: Annotated[int, Field(ge=1, le=1000)] = 2
+    """So many kills bar a method for this run."""
+    max_restarts: Annotated[int, Field(ge=0, le=1000)] = 5
+    """How often a download job that vanished or was killed from outside is started again."""
     margin_bytes: Annotated[int, Field(ge=0)] = 5_000_000_000
     """Free bytes that must remain after the download."""
 

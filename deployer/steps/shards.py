@@ -128,7 +128,7 @@ class ShardsStep(Step):
             f"job {job_name(want)}: range requests to {endpoint}, {download.connections} at a "
             f"time, into NAME.part; sha256 while receiving; renamed when right; "
             f"no byte for {download.stall_s:g} s: killed and resumed, "
-            f"at most {download.max_stalls} times",
+            f"at most {download.max_restarts} times",
         )
 
     @staticmethod

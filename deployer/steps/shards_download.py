@@ -140,7 +140,7 @@ def detail(row: dict[str, Any]) -> str:
 def download(context: StepContext, manifest: Manifest) -> None:
     """Starts or joins the download and follows it to its verified end.
 
-    A stalled, killed or vanished job is started again, at most `max_stalls` times.
+    A stalled, killed or vanished job is started again, at most `max_restarts` times.
     Raises StepFailed.
     """
     rules = context.want.playbook.download
@@ -169,15 +169,15 @@ def download(context: StepContext, manifest: Manifest) -> None:
             how = "vanished" if status.exit is None else f"was killed by signal {-status.exit}"
             what = f"{how} at {size_text(watch.done)} of {size_text(watch.total)}"
         interruptions += 1
-        if interruptions > rules.max_stalls:
+        if interruptions > rules.max_restarts:
             raise StepFailed(
-                f"download {what}; {rules.max_stalls} resumptions did not help",
+                f"download {what}; {rules.max_restarts} resumptions did not help",
                 where=context.want.id,
                 fix=_FIXES[14],
                 evidence=watch.lines(5),
             )
         context.note(
-            f"download {what}, resuming ({interruptions} of {rules.max_stalls})", "warning"
+            f"download {what}, resuming ({interruptions} of {rules.max_restarts})", "warning"
         )
 
 

@@ -297,6 +297,40 @@ def test_no_playbook_folder(tree: Path) -> None:
             "the URL has a password",
         ),
         ("variants:", "serve: {args: {admin-api-key: x}}\nvariants:", "a secret may not stand"),
+        *(
+            ("variants:", f"download: {{{text}}}\nvariants:", what)
+            for text, what in [
+                ("proxy: 'http://me:pass@p:1'", "the URL has a password"),
+                ("mirrors: ['https://a:b@m']", "the URL has a password"),
+                (
+                    "mirrors: ['hf-mirror.com']",
+                    "download.mirrors[0]: expected a URL like https://hub.example, found hf-",
+                ),
+                ("mirrors: ['https://m', 'https://m']", "https://m is listed twice"),
+                ("mirrors: ['https://m/?a=b']", "found a query or a fragment"),
+                ("mirrors: ['https://m:99999']", "Port out of range"),
+                ("endpoint: 'ftp://hub'", "download.endpoint: expected a URL"),
+                (
+                    "proxy: 'https://p:1'",
+                    "download.proxy: expected a URL like http://proxy.example:3128",
+                ),
+                ("methods: []", "download.methods: expected at least 1 entry"),
+                ("methods: [range, range]", "range is listed twice"),
+                ("methods: [hf]", "expected range, hf-xet, mirror or peer, found"),
+                ("methods: [mirror, peer]", "none of mirror, peer can be used"),
+                ("max_stalls: 5", "unknown key `max_stalls` in download"),
+                ("peer: {address: a, path: srv/x}", "expected an absolute path like /srv/models"),
+                ("peer: {address: a, path: /srv/../x}", "expected a path without `..`"),
+                (
+                    "peer: {address: '-oProxyCommand=x', path: /x}",
+                    "expected a host name or an IP address",
+                ),
+                ("peer: {path: /x}", "the key `address` is missing in download.peer"),
+                ("peer: {address: a, path: /x, port: 0}", "expected a port number"),
+                ("peer: {address: a, path: /x, user: 'a b'}", "expected a user name like root"),
+                ("floor_bytes_per_s: -1", "expected a number of at least 0"),
+            ]
+        ),
     ],
 )
 def test_wrong_playbooks(tree: Path, old: str, new: str, what: str) -> None:
@@ -305,6 +339,7 @@ def test_wrong_playbooks(tree: Path, old: str, new: str, what: str) -> None:
     with pytest.raises(DocumentError) as caught:
         load(tree).select(["kpro5"])
     assert what in caught.value.what
+    assert "small.yaml:" in caught.value.where
 
 
 def test_relative_inventory_folder(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_a_pause_that_the_hub_asked_for_is_no_stall(monkeypatch: pytest.MonkeyPa
 def test_stalls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = FakeJobs(*([status(40) for _ in range(9)] for _ in range(3)))
     with pytest.raises(StepFailed, match="2 resumptions did not help"):
-        follow(jobs, monkeypatch, stall_s=3, max_stalls=2)
+        follow(jobs, monkeypatch, stall_s=3, max_restarts=2)
 
 
 def test_a_killed_and_a_vanished_job_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
