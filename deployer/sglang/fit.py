@@ -14,7 +14,7 @@ from deployer.sglang.memory import GIB, Pools, largest, no_request_fits, size
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.resolved import Engine, Refusal, Resolved, engine_of, resolve
 from deployer.sglang.serveflags import ServeFlags
-from deployer.sglang.weights import estimate
+from deployer.sglang.weights import OtherCheckpoint, estimate, measured
 
 DRIVER_SHARE = 0.008
 """Share of `memory.total` that no process gets; NVIDIA H200, driver 580, real run."""
@@ -103,15 +103,29 @@ def gpu_of(
 
 
 def load_of(
-    shape: ModelShape, flags: ServeFlags, target: float | None, draft: float | None
+    shape: ModelShape,
+    flags: ServeFlags,
+    target: float | None,
+    draft: float | None,
+    checkpoint_bytes: int = 0,
 ) -> tuple[Load, list[str]]:
-    """The weights from what is known of them, and what was assumed."""
-    guess = estimate(shape, flags.tp, flags.quantization)
+    """The weights from what is known of them, and what was assumed.
+
+    `checkpoint_bytes`: all safetensors files together, 0 when not known.
+    """
     assumed = []
+    guess, source = estimate(shape, flags.tp, flags.quantization), "estimated from config.json"
+    if checkpoint_bytes:
+        try:
+            guess = measured(shape, flags.tp, checkpoint_bytes, flags.quantization)
+            source = f"{checkpoint_bytes / 1e9:.2f} GB of safetensors"
+        except OtherCheckpoint as error:
+            assumed.append(f"{error}: the weights are those of the config")
+            checkpoint_bytes = 0
     if target is None:
         target = guess.target / GIB
-        assumed.append(f"weights {target:.2f} GiB a GPU (estimated from config.json)")
-        if shape.quantization and shape.quantization.excluded:
+        assumed.append(f"weights {target:.2f} GiB a GPU ({source})")
+        if not checkpoint_bytes and shape.quantization and shape.quantization.excluded:
             assumed.append("all linear layers quantised (the config names exceptions)")
     if draft is None:
         draft = guess.draft / GIB

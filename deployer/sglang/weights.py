@@ -1,7 +1,8 @@
 """Bytes of weights on one GPU, estimated from a config. Pure.
 
 Against the tensors of SGLang's own model classes (tests/fixtures/sglang-plan) the target is within
-1 %, the draft within 2 %. The safetensors headers or the server's log are the truth.
+1 %, the draft within 2 %. Where the size of the checkpoint is known, the estimate is scaled to it:
+then only the split over GPUs is estimated. The server's log is the truth.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ class Weights:
 
     target: int
     draft: int
+
+
+class OtherCheckpoint(ValueError):
+    """The checkpoint's size does not go with its config: nothing can be said from it."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,38 @@ def estimate(shape: ModelShape, tp: int, quantization: str | None = None) -> Wei
         draft = layer.linear * linear_bytes + layer.plain * shape.dtype_bytes
         draft = draft * shape.mtp_layers + 2 * embeddings * shape.dtype_bytes + rotary
     return Weights(int(target), int(draft))
+
+
+SCALE = (0.85, 1.2)
+"""Checkpoint over estimate: beyond it the config describes something else than the files."""
+
+
+def measured(
+    shape: ModelShape, tp: int, checkpoint_bytes: int, quantization: str | None = None
+) -> Weights:
+    """The weights of one GPU, from the bytes of all safetensors files of the model.
+
+    Raises OtherCheckpoint when these are far from what the config makes.
+    """
+    stored, tables = _stored(shape)
+    scale = checkpoint_bytes / stored
+    if not SCALE[0] <= scale <= SCALE[1]:
+        raise OtherCheckpoint(
+            f"the safetensors files have {checkpoint_bytes / 1e9:.2f} GB, "
+            f"the config makes {stored / 1e9:.2f} GB"
+        )
+    guess = estimate(shape, tp, quantization)
+    draft = (guess.draft - tables) * scale + tables if guess.draft else 0.0
+    return Weights(int((guess.target - tables) * scale + tables), int(draft))
+
+
+def _stored(shape: ModelShape) -> tuple[int, int]:
+    """Estimated bytes of the safetensors files, and of the rotary tables that are not in them."""
+    tables = shape.context * shape.rotary_dim * 4
+    whole = estimate(shape, 1)
+    embeddings = 2 * shape.vocab * shape.hidden * shape.dtype_bytes
+    draft = whole.draft - embeddings - tables if whole.draft else 0
+    return whole.target - tables + draft, tables
 
 
 def _linear_bytes(shape: ModelShape, flag: str | None) -> float:

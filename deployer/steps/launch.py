@@ -19,6 +19,7 @@ from deployer.sglang.argv import API_KEY_ENV, command, server_argv
 from deployer.sglang.compat import Problem
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
+from deployer.steps.launch_fit import difference, outlook
 from deployer.steps.launch_wait import LaunchFailed, LaunchWait
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.server_wanted import (
@@ -89,8 +90,10 @@ class LaunchStep(Step):
             return Plan.unknown("stop", "unknown until stop has ended the other launch")
         if fact.listening:
             return Plan.unknown("stop", f"unknown until port {want.port} is free")
+        view = outlook(want, facts, state.manifest, want.variant_name)
         return Plan.change(
-            "no server runs", _start(want, [*command(want, argv)], want.variant_name)
+            f"no server runs; {view.words}",
+            _start(want, [*command(want, argv)], want.variant_name, view.words),
         )
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
@@ -115,6 +118,9 @@ class LaunchStep(Step):
                     failed.append(variant)
                     continue
                 job, launch = self._start(context, variant, tuple(failed), key)
+                view = outlook(context.want, facts, context.state.manifest, variant)
+                launch.figures.update(view.figures)
+                context.note(f"variant {variant}: {view.words}")
             try:
                 self._follow(context, job, launch, key)
                 return
@@ -219,6 +225,8 @@ class LaunchStep(Step):
         context.jobs(want.guest).prune(server_job_name(want), keep)
         members = len(answer.get("members", []))
         context.note(f"launch {launch.id} is ready: pid {job.pid}, {members} processes")
+        if told := difference(launch.figures, wait.log.figures):
+            context.note(told)
 
     def _give_up(
         self, context: StepContext, job: JobIdentity, launch: Launch, error: LaunchFailed
@@ -291,10 +299,10 @@ def _attach(want: Deployment, job: JobIdentity, variant: str) -> Change:
     )
 
 
-def _start(want: Deployment, argv: list[str], variant: str) -> Change:
+def _start(want: Deployment, argv: list[str], variant: str, words: str) -> Change:
     return Change(
         f"launch {want.playbook.model.served_name} (variant {variant}) on port {want.port}",
-        "no server runs",
+        f"no server runs; {words}",
         Procedure(want.guest, f"job {server_job_name(want)}:\n{server_script(want, argv).strip()}"),
         "`deploy down` stops it",
     )

@@ -128,6 +128,8 @@ class ServerFact:
     engine: str = ""
     weights: bool = False
     model_type: str | None = None
+    config: str = ""
+    """The text of the model's config.json, its first 64 KiB."""
     driver: str | None = None
 
     @property
@@ -179,7 +181,6 @@ def parse_server(output: ProbeOutput) -> ServerFact:
     if "now_boot" not in values:
         told = output.error_text.strip().split("\n")[-1]
         return ServerFact(asked=False, problem=f"the look at the server failed: {told}")
-    config = _config(values.get("config", ""))
     return ServerFact(
         boot=values["now_boot"],
         job=_job(values, lists["member"]),
@@ -188,7 +189,8 @@ def parse_server(output: ProbeOutput) -> ServerFact:
         venv=values.get("venv") == "yes",
         engine=_engine(lists["engine"]),
         weights="config" in values,
-        model_type=config,
+        model_type=_config(values.get("config", "")),
+        config=values.get("config", ""),
         driver=values.get("driver"),
     )
 
