@@ -14,7 +14,7 @@ from deployer.agents.fetch.common import Again, Fatal
 from deployer.agents.fetch.digest import Digest, broken_header, check_content
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.hubhttp import Hub, origin, resumes_at, retry_after
-from deployer.agents.fetch.manifest import LIMITS, File
+from deployer.agents.fetch.manifest import File, Job
 from deployer.agents.fetch.orphans import adopt_orphan
 from deployer.agents.fetch.part import Part
 from deployer.agents.fetch.record import Record
@@ -22,6 +22,9 @@ from deployer.agents.fetch.record import Record
 EMPTY_BLOB = "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
 HELLO_BLOB = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0"  # git hash-object of "hello"
 HELLO_SHA = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+
+
+JOB = Job("a/b", "c", "/m", (), endpoint="http://h")
 
 
 class Answer:
@@ -39,7 +42,7 @@ class Answer:
 
 def file(**changes: Any) -> Any:
     row = {"path": "m.safetensors", "size": 5, "sha256": HELLO_SHA, "blob_id": "", **changes}
-    return File(row)
+    return File.parse(row)
 
 
 @pytest.mark.parametrize("name", ["", "/etc/x", "../x", "a/../b", "a//b", "a\nb", "a\x1bb", "./a"])
@@ -95,7 +98,7 @@ def test_only_the_exact_range_is_taken() -> None:
     [(401, False, 11), (403, False, 11), (404, False, 12), (410, False, 12)],
 )
 def test_the_hubs_refusals_are_final(status: int, elsewhere: bool, code: int) -> None:
-    hub = Hub({"endpoint": "http://h", "repo": "a/b", "commit": "c"}, "", LIMITS)
+    hub = Hub(JOB, "", "http://h")
     with pytest.raises(Fatal) as caught:
         hub.check_status(file(), Answer(status, X_Error_Code="GatedRepo"), elsewhere)
     assert caught.value.code == code and "GatedRepo" in str(caught.value)
@@ -103,7 +106,7 @@ def test_the_hubs_refusals_are_final(status: int, elsewhere: bool, code: int) ->
 
 @pytest.mark.parametrize("status", [403, 404, 416, 429, 500, 503])
 def test_the_cdns_refusals_pass(status: int) -> None:
-    hub = Hub({"endpoint": "http://h", "repo": "a/b", "commit": "c"}, "", LIMITS)
+    hub = Hub(JOB, "", "http://h")
     with pytest.raises(Again) as caught:
         hub.check_status(file(), Answer(status, Retry_After="4000"), True)
     assert caught.value.range_refused == (status == 416)

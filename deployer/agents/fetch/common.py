@@ -1,7 +1,7 @@
 """Exit codes, errors, log lines, and the few file operations that everything shares."""
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH103, PTH105, PTH118, PTH123
+# ruff: noqa: PTH103, PTH105, PTH108, PTH118, PTH123
 
 from __future__ import annotations
 
@@ -13,10 +13,22 @@ import os
 import time
 from collections.abc import Iterator
 
-BLOCK = 256 * 1024
+BLOCK = 1024 * 1024
+"""Bytes that a connection may lose when its process is killed."""
+
+BAD_MANIFEST = 2
 MISMATCH, DENIED, NOT_FOUND, DISK_FULL, GAVE_UP, LOCKED = 10, 11, 12, 13, 14, 15
 UNTRUSTED, MALFORMED, DISK_ERROR = 16, 17, 18
-"""Exit codes. 0: complete and verified; 2: bad manifest."""
+"""Exit codes besides 0: complete and verified."""
+
+_WORDS = {
+    errno.ENOTDIR: "a file stands where a folder is needed",
+    errno.EEXIST: "a file stands where a folder is needed",
+    errno.EISDIR: "a folder stands where a file is needed",
+    errno.ELOOP: "is a symbolic link, which is never followed here: remove it",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+}
 
 
 class Fatal(Exception):
@@ -46,9 +58,15 @@ def disk(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise Fatal(DISK_FULL, f"{path}: no space left; the bytes so far are kept") from error
-        raise Fatal(DISK_ERROR, f"{path}: {error.strerror or error}") from error
+        named = error.filename if isinstance(error.filename, str) else path
+        if error.errno == errno.ENOSPC:
+            text = f"{named}: no space left; the bytes so far are kept"
+            raise Fatal(DISK_FULL, text) from error
+        if error.errno == errno.EDQUOT:
+            text = f"{named}: the disk quota is used up; the bytes so far are kept"
+            raise Fatal(DISK_FULL, text) from error
+        why = _WORDS.get(error.errno or 0) or error.strerror or str(error)
+        raise Fatal(DISK_ERROR, f"{named}: {why}") from error
 
 
 def log(text: str) -> None:
@@ -56,15 +74,27 @@ def log(text: str) -> None:
     print(time.strftime("%H:%M:%S ") + text, flush=True)
 
 
+def warn(text: str) -> None:
+    """A line that the controller shows."""
+    log(f"warning: {text}")
+
+
 def replace_file(path: str, text: str, sync: bool = True) -> None:
-    """Writes `path` by temp file and rename."""
+    """Writes `path` by a temp file, which never follows a link, and rename."""
+    temp = path + ".tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with disk(path):
-        with open(path + ".tmp", "w", encoding="utf-8") as stream:
+        try:
+            handle = os.open(temp, flags, 0o644)
+        except FileExistsError:  # of a process that was killed
+            os.unlink(temp)
+            handle = os.open(temp, flags, 0o644)
+        with open(handle, "w", encoding="utf-8") as stream:
             stream.write(text)
             stream.flush()
             if sync:
                 os.fsync(stream.fileno())
-        os.replace(path + ".tmp", path)
+        os.replace(temp, path)
 
 
 def sync_folder(path: str) -> None:
@@ -92,23 +122,45 @@ def kernel_start(pid: int) -> int:
         return 0
 
 
+def holder_text(record: bytes) -> str:
+    """Who wrote the lock: pid and command line, as far as the kernel still knows them."""
+    try:
+        row = json.loads(record)
+        pid, start = int(row["pid"]), int(row["start"])
+    except (ValueError, KeyError, TypeError):
+        return "a process that left no record"
+    if not start or kernel_start(pid) != start:
+        return f"a process started by pid {pid}, which is gone"
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as stream:
+            words = stream.read(4096).decode("utf-8", "replace").rstrip("\0").split("\0")
+    except OSError:
+        return f"pid {pid}"
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(words))
+    return f"pid {pid}: {line}"
+
+
 @contextlib.contextmanager
-def only_one(root: str) -> Iterator[None]:
-    """Holds `.deployer/lock`; the kernel frees it however this process ends."""
+def only_one(root: str) -> Iterator[int]:
+    """Holds `.deployer/lock` and yields its descriptor, for children to inherit.
+
+    The kernel frees it when this process and all who inherited it have ended.
+    """
     folder = os.path.join(root, ".deployer")
     with disk(folder):
         os.makedirs(folder, exist_ok=True)
-        handle = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        handle = os.open(os.path.join(folder, "lock"), flags, 0o644)
     try:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(handle, 200).decode("utf-8", "replace").strip()
-            raise Fatal(LOCKED, f"{root}: another download holds the lock: {holder}") from None
+            who = holder_text(os.pread(handle, 200, 0))
+            raise Fatal(LOCKED, f"{root}: another download holds the lock: {who}") from None
         with disk(folder):
             os.ftruncate(handle, 0)
-            who = {"pid": os.getpid(), "start": kernel_start(os.getpid())}
-            os.pwrite(handle, json.dumps(who).encode(), 0)
-        yield
+            mine = {"pid": os.getpid(), "start": kernel_start(os.getpid())}
+            os.pwrite(handle, json.dumps(mine).encode(), 0)
+        yield handle
     finally:
         os.close(handle)

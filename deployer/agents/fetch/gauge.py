@@ -1,46 +1,130 @@
 """The figures of a download, and the line that tells them."""
 
+# Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
+# ruff: noqa: PTH100
+
 from __future__ import annotations
 
 import json
+import os
+import stat
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from deployer.agents.fetch.common import GAVE_UP, Fatal, replace_file
+
+CHILD_FD = 3
+SHOWN = 16
+WINDOW_S = 10
+
+Shards = Callable[[], "list[tuple[str, int, int]]"]
 
 
 class Gauge:
-    """The shared figures. `moved` counts every byte received or hashed and never falls."""
+    """The shared figures. `moved` counts every byte received or hashed and never falls.
 
-    def __init__(self, total: int, files: int) -> None:
+    bytes: right ones on disk, as far as known. received: body bytes off the network.
+    """
+
+    def __init__(self, total: int, files: int, method: str = "range") -> None:
         self.lock = threading.Lock()
-        self.total, self.files = total, files
-        self.bytes = self.moved = self.retries = self.files_done = 0
+        self.total, self.files, self.method = total, files, method
+        self.bytes = self.moved = self.received = self.retries = self.files_done = 0
         self.pause_until = 0.0
-        self.history: deque[tuple[float, int]] = deque(maxlen=11)
-        self.received = 0
+        self.shards: Shards = list
+        self.phase: Callable[[], str] = lambda: "downloading"
+        self._started = time.monotonic()
+        self._history: deque[tuple[float, int]] = deque(maxlen=WINDOW_S + 1)
+        self._ticks = 0
 
     def add(self, valid: int = 0, moved: int = 0, received: int = 0) -> None:
+        """Adds to bytes, moved and received."""
         with self.lock:
             self.bytes += valid
             self.moved += moved
             self.received += received
 
-    def line(self) -> str:
-        """The progress line; speed in bytes/s over the last 10 s, pause in seconds left."""
+    def retry(self, pause_s: float) -> None:
+        """Counts a retry; `pause_s` above 0 holds the whole pool back for so long."""
+        with self.lock:
+            self.retries += 1
+            if pause_s > 0:
+                self.pause_until = max(self.pause_until, time.monotonic() + pause_s)
+
+    def file_done(self) -> int:
+        """Counts a file that is verified; the number of them."""
+        with self.lock:
+            self.files_done += 1
+            return self.files_done
+
+    def row(self) -> dict[str, Any]:
+        """The progress figures; speed in bytes/s over the last 10 s, pause in seconds left."""
+        shards = sorted(self.shards(), key=lambda shard: -shard[2])[:SHOWN]
+        phase = self.phase()
         with self.lock:
             now = time.monotonic()
-            self.history.append((now, self.received))
-            then, received = self.history[0]
+            self._history.append((now, self.received))
+            self._ticks += 1
+            then, received = self._history[0]
             speed = (self.received - received) / (now - then) if now > then else 0.0
-            return json.dumps(
-                {
-                    "bytes": self.bytes,
-                    "total": self.total,
-                    "speed": int(speed),
-                    "files_done": self.files_done,
-                    "files": self.files,
-                    "retries": self.retries,
-                    "moved": self.moved,
-                    "pause": max(0, int(self.pause_until - now)),
-                }
-            )
+            left = self.total - self.bytes
+            return {
+                "tick": self._ticks,
+                "bytes": self.bytes,
+                "total": self.total,
+                "received": self.received,
+                "speed": int(speed),
+                "mean": int(self.received / max(now - self._started, 1e-3)),
+                "eta": int(left / speed) if speed >= 1 else (None if left else 0),
+                "files_done": self.files_done,
+                "files": self.files,
+                "retries": self.retries,
+                "stalls": 0,
+                "pause": max(0, int(self.pause_until - now)),
+                "moved": self.moved,
+                "method": self.method,
+                "phase": phase,
+                "shards": [list(shard) for shard in shards],
+            }
+
+    def line(self) -> str:
+        """The progress line."""
+        return json.dumps(self.row())
+
+
+class Reporter:
+    """Where progress lines go: the supervisor's pipe, or the file `progress` of the job."""
+
+    def __init__(self, pipe: int | None, path: str = "") -> None:
+        self.pipe, self.path = pipe, path
+        self._owed = b""
+        if pipe is not None:
+            # The supervisor may be stopped with a full pipe: no worker waits for that.
+            os.set_blocking(pipe, False)
+
+    @classmethod
+    def here(cls) -> Reporter:
+        """Descriptor 3 when it is a pipe, else the file in this folder."""
+        try:
+            if stat.S_ISFIFO(os.fstat(CHILD_FD).st_mode):
+                return cls(CHILD_FD)
+        except OSError:
+            pass
+        return cls(None, os.path.abspath("progress"))
+
+    def tell(self, line: str) -> None:
+        """Raises Fatal when the supervisor is gone or the file cannot be written."""
+        if self.pipe is None:
+            replace_file(self.path, line + "\n", sync=False)
+            return
+        owed = self._owed or (line + "\n").encode()
+        try:
+            self._owed = owed[os.write(self.pipe, owed) :]
+        except BlockingIOError:
+            # A line that was cut must be ended; a whole one is stale and is dropped.
+            self._owed = self._owed and owed
+        except BrokenPipeError as error:
+            raise Fatal(GAVE_UP, "the supervisor is gone") from error

@@ -7,7 +7,6 @@ import http.client
 import ssl
 import time
 import urllib.parse
-from typing import Any
 
 from deployer.agents.fetch.common import (
     DENIED,
@@ -17,7 +16,7 @@ from deployer.agents.fetch.common import (
     Again,
     Fatal,
 )
-from deployer.agents.fetch.manifest import File
+from deployer.agents.fetch.manifest import File, Job
 
 
 def origin(url: str) -> tuple[str, str, int]:
@@ -44,13 +43,12 @@ def retry_after(value: str | None, now: float) -> float:
 class Hub:
     """Opens `resolve` urls and follows them to where the bytes are."""
 
-    def __init__(self, job: dict[str, Any], token: str, limits: dict[str, float]) -> None:
-        self.endpoint = str(job["endpoint"]).rstrip("/")
-        if urllib.parse.urlsplit(self.endpoint).scheme not in ("http", "https"):
-            raise ValueError(f"not an http(s) endpoint: {self.endpoint!r}")
-        self.base = f"{self.endpoint}/{job['repo']}/resolve/{job['commit']}/"
-        self.token, self.limits = token, limits
-        bundle = job.get("ca_bundle") or None
+    def __init__(self, job: Job, token: str, endpoint: str) -> None:
+        self.endpoint = endpoint.rstrip("/")
+        self.base = f"{self.endpoint}/{job.repo}/resolve/{job.commit}/"
+        self.limits = job.limits
+        self.token = token if origin(endpoint) == origin(job.endpoint) else ""
+        bundle = job.ca_bundle
         try:
             self.tls = ssl.create_default_context(cafile=bundle)
         except (OSError, ssl.SSLError) as error:
@@ -86,7 +84,7 @@ class Hub:
 
     def connect(self, url: str) -> http.client.HTTPConnection:
         scheme, host, port = origin(url)
-        timeout = self.limits["recv_timeout_s"]
+        timeout = self.limits.recv_timeout_s
         if scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=timeout, context=self.tls)
         return http.client.HTTPConnection(host, port, timeout=timeout)
@@ -130,7 +128,7 @@ class Hub:
             raise Fatal(NOT_FOUND, f"{detail}{': ' + message if message else ''}")
         if status in (429, 503):
             wait = retry_after(response.getheader("Retry-After"), time.time())
-            raise Again(why, pause_s=min(wait, self.limits["max_pause_s"]))
+            raise Again(why, pause_s=min(wait, self.limits.max_pause_s))
         raise Again(why, range_refused=status == 416)
 
 

@@ -1,33 +1,57 @@
 """The modes of the agent."""
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH100, PTH123
+# ruff: noqa: PTH100
 
 from __future__ import annotations
 
-import json
 import os
+import sys
+from collections.abc import Callable
 
-from deployer.agents.fetch.common import Fatal, log, only_one
-from deployer.agents.fetch.pool import Download
+from deployer.agents.fetch.common import BAD_MANIFEST, Fatal, log, only_one
+from deployer.agents.fetch.manifest import Job
+
+
+def supervise(job: Job, token: str, words: list[str]) -> int:
+    """The whole job: holds the lock and runs the range pool."""
+    with only_one(job.path):
+        return fetch_ranges(job, token, words)
+
+
+def fetch_ranges(job: Job, token: str, words: list[str]) -> int:
+    """Worker child: range requests to the endpoint in `words`, or to the job's own."""
+    from deployer.agents.fetch.gauge import Reporter
+    from deployer.agents.fetch.pool import Download
+
+    Download(job, token, Reporter.here(), words[0] if words else job.endpoint).run()
+    log("complete: every file is verified")
+    return 0
+
+
+MODES: dict[str, Callable[[Job, str, list[str]], int]] = {
+    "supervise": supervise,
+    "range": fetch_ranges,
+}
 
 
 def main() -> int:
-    """Runs the job of this folder; see the module for the exit codes."""
+    """Runs the mode that the first argument names; see `common` for the exit codes."""
+    words = sys.argv[1:]
+    mode = words[0] if words else "supervise"
     token = os.environ.pop("HF_TOKEN", "")
     try:
-        with open("manifest.json", encoding="utf-8") as stream:
-            job = json.load(stream)
-        root = str(job["path"])
-        with only_one(root):
-            download = Download(job, token, os.path.abspath("progress"))
-            log(f"{len(download.files)} files, {download.gauge.total} bytes, to {root}")
-            download.run()
+        if mode == "attach":
+            from deployer.agents.fetch.attach import attach
+
+            return attach(words[1:])
+        if mode not in MODES:
+            raise Fatal(BAD_MANIFEST, f"unknown mode {mode!r}")
+        try:
+            job = Job.load(os.path.abspath("manifest.json"))
+        except ValueError as error:
+            raise Fatal(BAD_MANIFEST, str(error)) from error
+        return MODES[mode](job, token, words[1:])
     except Fatal as error:
         log(f"error: {error}")
         return error.code
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log(f"error: manifest.json: {type(error).__name__}: {error}")
-        return 2
-    log("complete: every file is verified")
-    return 0

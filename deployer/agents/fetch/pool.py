@@ -12,7 +12,6 @@ import random
 import ssl
 import threading
 import time
-from typing import Any
 
 from deployer.agents.fetch.common import (
     BLOCK,
@@ -24,13 +23,12 @@ from deployer.agents.fetch.common import (
     Stopped,
     disk,
     log,
-    replace_file,
     sync_folder,
 )
 from deployer.agents.fetch.digest import Digest, check_content
-from deployer.agents.fetch.gauge import Gauge
+from deployer.agents.fetch.gauge import Gauge, Reporter
 from deployer.agents.fetch.hubhttp import Hub, resumes_at
-from deployer.agents.fetch.manifest import LIMITS, File
+from deployer.agents.fetch.manifest import File, Job
 from deployer.agents.fetch.orphans import adopt_orphan
 from deployer.agents.fetch.part import Part
 from deployer.agents.fetch.record import Record
@@ -39,13 +37,11 @@ from deployer.agents.fetch.record import Record
 class Download:
     """The pool: small files first, then by size, largest first."""
 
-    def __init__(self, job: dict[str, Any], token: str, progress: str) -> None:
-        self.root = str(job["path"])
-        self.limits = {**LIMITS, **job.get("limits", {})}
-        self.files = [File(row) for row in job["files"]]
-        self.hub = Hub(job, token, self.limits)
-        self.workers = max(1, min(int(job.get("connections", 4)), len(self.files) or 1))
-        self.progress = progress
+    def __init__(self, job: Job, token: str, reporter: Reporter, endpoint: str) -> None:
+        self.root, self.limits, self.files = job.path, job.limits, job.files
+        self.hub = Hub(job, token, endpoint)
+        self.workers = min(job.connections, len(self.files) or 1)
+        self.reporter = reporter
         self.gauge = Gauge(sum(file.size for file in self.files), len(self.files))
         self.record = Record(self.root)
         self.queue: queue.SimpleQueue[File] = queue.SimpleQueue()
@@ -58,15 +54,16 @@ class Download:
 
     def run(self) -> None:
         """Fetches everything; raises the first Fatal."""
+        log(f"{len(self.files)} files, {self.gauge.total} bytes, to {self.root}")
         threads = [threading.Thread(target=self.work, daemon=True) for _ in range(self.workers)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
-            replace_file(self.progress, self.gauge.line() + "\n", sync=False)
+            self.reporter.tell(self.gauge.line())
             deadline = time.monotonic() + 1.0
             for thread in threads:
                 thread.join(max(0.0, deadline - time.monotonic()))
-        replace_file(self.progress, self.gauge.line() + "\n", sync=False)
+        self.reporter.tell(self.gauge.line())
         if self.errors:
             raise self.errors[0]
 
@@ -106,9 +103,7 @@ class Download:
             sync_folder(os.path.dirname(final))
             self.record.add(file, facts, sha256)
         check_content(file, final, [one.path for one in self.files])
-        with self.gauge.lock:
-            self.gauge.files_done += 1
-            done = self.gauge.files_done
+        done = self.gauge.file_done()
         log(f"verified {file.path} ({file.size} bytes), {done} of {self.gauge.files}")
 
     def already_there(self, file: File, final: str) -> bool:
@@ -162,7 +157,7 @@ class Download:
         """Tries until all bytes are there. Bounded: tries that bring nothing, and tries in all."""
         idle = refused = 0
         again = Again("no try was allowed")
-        for _ in range(int(self.limits["tries"])):
+        for _ in range(self.limits.tries):
             if part.offset == file.size:
                 return
             self.wait_turn()
@@ -181,21 +176,17 @@ class Download:
             if refused >= 2:
                 part.restart()
             idle = 0 if part.offset > before else idle + 1
-            if idle > self.limits["idle_tries"]:
+            if idle > self.limits.idle_tries:
                 break
             self.back_off(file, part, again, idle)
         raise Fatal(GAVE_UP, f"{file.path}: gave up at {part.offset} of {file.size} bytes: {again}")
 
     def back_off(self, file: File, part: Part, again: Again, idle: int) -> None:
         """Logs the retry and waits: the whole pool when the hub asked for it."""
-        with self.gauge.lock:
-            self.gauge.retries += 1
-            if again.pause_s:
-                until = time.monotonic() + again.pause_s
-                self.gauge.pause_until = max(self.gauge.pause_until, until)
+        self.gauge.retry(again.pause_s)
         log(f"{file.path}: {again}; going on at {part.offset} of {file.size}")
         if not again.pause_s:
-            longest = min(self.limits["max_backoff_s"], self.limits["backoff_s"] * 2**idle)
+            longest = min(self.limits.max_backoff_s, self.limits.backoff_s * 2**idle)
             self.stop.wait(longest * random.uniform(0.25, 0.5))
 
     def wait_turn(self) -> None:
@@ -223,8 +214,8 @@ class Download:
                     raise Again("the connection ended early")
                 part.write(data)
                 spent = time.monotonic() - since
-                if spent >= self.limits["slow_window_s"]:
-                    if (part.offset - mark) / spent < self.limits["slow_bytes_per_s"]:
+                if spent >= self.limits.slow_window_s:
+                    if (part.offset - mark) / spent < self.limits.slow_bytes_per_s:
                         raise Again(f"only {(part.offset - mark) / spent:.0f} bytes/s")
                     mark, since = part.offset, time.monotonic()
         finally:
