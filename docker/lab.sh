@@ -237,7 +237,7 @@ up() {
     wait_ready $hosts
     wait_hub
     trust
-    say "up: kpro5 127.0.0.1:22105 (guest :22125), kpro6 :22106 (:22126), hub :8900"
+    say "up: kpro5 127.0.0.1:22105 (guest :22125), kpro6 :22106 (:22126), hub :8900 (CDN :8901, CAS :8902)"
 }
 
 reset() {
@@ -262,11 +262,8 @@ EOF
 }
 
 list_faults() {
+    grep '^hub-' "$here/hub/faults.txt"
     cat <<'EOF'
-hub-stall               the CDN falls silent in the middle of a shard
-hub-reset               the CDN cuts a connection with RST
-hub-corrupt             one byte of a shard is flipped on its way
-hub-busy                the CDN answers 429 for a while
 server-degenerate       the server answers with one repeated token
 server-degenerate-mtp   the same, only while speculation is on
 server-empty            the server answers with nothing

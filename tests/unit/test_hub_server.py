@@ -17,7 +17,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docker" / "hub"))
 import tiny_model
-from hub import PRESETS, Hub, byte_range
+from hub import Hub, byte_range, preset
 
 SHARD = "model-00002-of-00003.safetensors"
 Answer = tuple[int, dict[str, str], bytes]
@@ -90,7 +90,9 @@ def test_model_info_tree_and_resolve_agree(hub: Hub) -> None:
     assert head["x-linked-etag"].strip('"') == rows[SHARD]["lfs"]["sha256"]
     assert int(head["x-linked-size"]) == rows[SHARD]["size"]
     assert head["x-repo-commit"] == info["sha"]
-    status, _, raw = ask(f"{hub.url}/acme/tiny-hybrid/resolve/main/config.json")
+    status, head, _ = ask(f"{hub.url}/acme/tiny-hybrid/resolve/main/config.json")
+    assert (status, head["x-linked-etag"]) == (307, f'"{rows["config.json"]["blobId"]}"')
+    status, _, raw = ask(hub.url + head["location"])
     oid = hashlib.sha1(b"blob %d\0" % len(raw) + raw).hexdigest()
     assert (status, oid) == (200, rows["config.json"]["blobId"])
 
@@ -147,7 +149,11 @@ def test_a_gated_repository(hub: Hub) -> None:
     url = f"{hub.url}/acme/tiny-hybrid/resolve/main/{SHARD}"
     status, head, _ = ask(url, "HEAD")
     assert (status, head["x-error-code"]) == (401, "GatedRepo")
-    assert ask(url, "HEAD", Authorization="Bearer hf_bad")[0] == 403
+    hub.shared.set["denied"] = "hf_other"
+    status, head, _ = ask(url, "HEAD", Authorization="Bearer hf_other")
+    assert (status, head["x-error-code"]) == (403, "GatedRepo")
+    status, head, _ = ask(url, "HEAD", Authorization="Bearer hf_unknown")
+    assert (status, head["x-error-message"]) == (401, "Invalid credentials in Authorization header")
     assert ask(url, "HEAD", Authorization="Bearer hf_good")[0] == 302
     check = f"{hub.url}/api/models/acme/tiny-hybrid/auth-check"
     assert ask(check)[0] == 401
@@ -160,7 +166,7 @@ def test_tokens_that_reach_the_cdn_are_counted(hub: Hub) -> None:
 
 
 def test_hub_stall_is_silent_at_60_percent_twice_then_well(hub: Hub) -> None:
-    hub.faults([{**PRESETS["hub-stall"], "match": SHARD}])
+    hub.faults(preset("hub-stall", match=SHARD))
     url, blob = cdn_url(hub), hub.repo.blobs[SHARD]
     cut = int(0.6 * blob.size)
     at = urlsplit(url)
@@ -220,7 +226,7 @@ def test_control_refuses_what_it_does_not_know(hub: Hub) -> None:
     assert ask(f"{hub.url}/_faults", "POST", ["no-such-preset"])[0] == 400
     assert ask(f"{hub.url}/_faults", "POST", ["hub-stall"])[0] == 200
     assert ask(f"{hub.url}/_reset", "POST")[0] == 200
-    assert hub.shared.faults == []
+    assert hub.stats()["faults"] == []
 
 
 def test_many_at_once(hub: Hub) -> None:

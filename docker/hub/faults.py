@@ -1,0 +1,158 @@
+"""Faults of the hub: which request one strikes, and where in the body.
+
+A fault is a JSON object. It selects requests by `where` (hub, cdn, cas), `method`, `match` (regex
+on the file's name, or on the path where no file is meant), `ranged` (has a Range header), `struck`
+(an earlier request for the same file met a fault), `skip` n and `times` n (default: for ever).
+The first fault of the list that fits is the request's only one. What it does:
+
+    {"do": "stall"}     up to the cut, then silence (for `secs`, then FIN)
+    {"do": "drip", "bps": 1}        up to the cut at full speed, then so many bytes a second
+    {"do": "reset"}     up to the cut, then RST        {"do": "truncate"}   up to the cut, then FIN
+    {"do": "corrupt"}   flip one byte at the cut       {"do": "norange"}    200 with the whole file
+    {"do": "wrongrange", "start": n | "total": n | "omit": true}    a 206 for something else
+    {"do": "gzip"}      a compressed body              {"do": "slowhead", "bps": 1}  a slow header
+    {"do": "status", "code": 503, "retry_after": 2}    {"do": "hang"}       accept, never answer
+    {"do": "redirect", "to": "self" | "cdn"}
+
+The cut is `after` (bytes of this body) or `at` (offset in the file); a float below 1 is a fraction.
+With `at`, requests that do not reach the cut are neither hit nor counted. `{"set": {...}}` is no
+fault but a setting that holds as long as the list does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Fault = dict[str, Any]
+CUTS = frozenset({"stall", "drip", "reset", "truncate"})
+ACTIONS = CUTS | {
+    "corrupt", "norange", "wrongrange", "gzip", "slowhead", "status", "hang", "redirect",
+}  # fmt: skip
+KEYS = frozenset(
+    "where method match ranged struck skip times do at after bps secs code retry_after start total "
+    "omit to".split()
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A fault with a name; `parts` are faults and settings."""
+
+    name: str
+    text: str
+    parts: tuple[Fault, ...]
+
+
+def read_presets(path: Path) -> dict[str, Preset]:
+    """The named faults of a table (its form: the first lines of faults.txt)."""
+    rows: list[tuple[str, str, list[Fault]]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("  "):
+            rows[-1][2].append(checked(json.loads(line)))
+        elif line and not line.startswith("#"):
+            name, text = line.split(maxsplit=1)
+            rows.append((name, text, []))
+    return {name: Preset(name, text, tuple(parts)) for name, text, parts in rows}
+
+
+def checked(fault: Fault) -> Fault:
+    """The fault itself. Raises ValueError for what the hub would not understand."""
+    if set(fault) == {"set"}:
+        return fault
+    if unknown := set(fault) - KEYS:
+        raise ValueError(f"a fault has no {sorted(unknown)}")
+    if fault.get("do") not in ACTIONS:
+        raise ValueError(f"no such fault: {fault.get('do')!r}")
+    re.compile(fault.get("match", ""))
+    return fault
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes first..last (inclusive) of a file of `size` bytes."""
+
+    first: int
+    last: int
+    size: int
+
+
+def offset(fault: Fault, span: Span) -> int:
+    """The file offset at which a fault cuts or flips."""
+    if "at" in fault:
+        return _part(fault["at"], span.size)
+    return span.first + _part(fault.get("after", 0), span.last - span.first + 1)
+
+
+def _part(value: float, whole: int) -> int:
+    return int(value * whole) if isinstance(value, float) and value < 1 else int(value)
+
+
+PRESETS = read_presets(Path(__file__).with_name("faults.txt"))
+
+
+def preset(name: str, **changes: Any) -> list[Fault]:
+    """The parts of a preset, its faults with these keys changed: `match=` for another shard."""
+    return [part if "set" in part else checked({**part, **changes}) for part in PRESETS[name].parts]
+
+
+class Faults:
+    """The faults that are on, and how often each has struck."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._list: list[Fault] = []
+        self._struck: set[str] = set()
+        self.settings: dict[str, Any] = {}
+
+    def replace(self, wanted: Iterable[str | Fault]) -> None:
+        """Only these are on now. A name stands for its preset; raises KeyError or ValueError."""
+        faults: list[Fault] = []
+        settings: dict[str, Any] = {}
+        for one in wanted:
+            for part in PRESETS[one].parts if isinstance(one, str) else (checked(one),):
+                if "set" in part:
+                    settings.update(part["set"])
+                else:
+                    faults.append(dict(part))
+        with self._lock:
+            self._list, self._struck, self.settings = faults, set(), settings
+
+    def now(self) -> list[Fault]:
+        """The list, with `seen` (requests that fitted) and `hits` (requests that were struck)."""
+        with self._lock:
+            return [dict(fault) for fault in self._list]
+
+    def pick(self, where: str, method: str, name: str, ranged: bool, span: Span | None) -> Fault:
+        """The fault that strikes this request, counted; {} if none."""
+        with self._lock:
+            for fault in self._list:
+                if not self._fits(fault, where, method, name, ranged, span):
+                    continue
+                fault["seen"] = fault.get("seen", 0) + 1
+                first = fault.get("skip", 0)
+                if first < fault["seen"] <= first + fault.get("times", 1 << 60):
+                    fault["hits"] = fault.get("hits", 0) + 1
+                    self._struck.add(name)
+                    return dict(fault)
+        return {}
+
+    def _fits(
+        self, fault: Fault, where: str, method: str, name: str, ranged: bool, span: Span | None
+    ) -> bool:
+        if fault.get("where", where) != where or fault.get("method", method) != method:
+            return False
+        if fault.get("ranged", ranged) != ranged:
+            return False
+        if fault.get("struck", False) and name not in self._struck:
+            return False
+        if not re.search(fault.get("match", ""), name):
+            return False
+        if span is None or "at" not in fault:
+            return True
+        return span.first <= offset(fault, span) <= span.last
