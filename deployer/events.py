@@ -77,8 +77,21 @@ class ChangeDone(Event):
 
 
 @dataclass(frozen=True)
+class Part:
+    """One piece of a wait that is under way. `done`/`total` in the unit of the whole."""
+
+    name: str
+    done: float
+    total: float
+
+
+@dataclass(frozen=True)
 class Progress(Event):
-    """Figures of a wait: what it waits for, and how far it is. `done`/`total` in `unit`."""
+    """Figures of a wait: what it waits for, and how far it is. `done`/`total` in `unit`.
+
+    `detail` is for people; `figures` has the same for programs, units in the names. `parts` are the
+    pieces under way, the most interesting first.
+    """
 
     kind: ClassVar[str] = "progress"
     step: str = ""
@@ -87,6 +100,8 @@ class Progress(Event):
     total: float = 0.0
     unit: str = ""
     detail: str = ""
+    parts: tuple[Part, ...] = ()
+    figures: dict[str, float | str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

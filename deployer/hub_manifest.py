@@ -29,6 +29,8 @@ SERVED = (
     "*.vocab",
 )
 """fnmatch patterns of what a server reads: weights, config, tokenizer, templates, model code."""
+LONGEST_NAME = 230
+"""Bytes of one name: `.part.map` and a temporary ending must fit into the 255 of a file system."""
 
 
 class HubError(DeployError):
@@ -37,6 +39,10 @@ class HubError(DeployError):
 
 class UnsafeFileName(HubError):
     """The Hub lists a name that would leave the model's folder or break a line."""
+
+
+class CollidingFileNames(HubError):
+    """Two names of the list cannot both be files: twins, or one is the folder of another."""
 
 
 class NoWeights(HubError):
@@ -67,15 +73,39 @@ def unsafe(path: str) -> str:
         return "has control characters"
     if any(part in ("", ".", "..") for part in path.split("/")):
         return "leaves its folder"
-    if len(path.encode()) > 1000:
-        return "is over 1000 bytes"
+    if len(path.encode()) > 1000 or any(len(p.encode()) > LONGEST_NAME for p in path.split("/")):
+        return "is too long"
     return ""
+
+
+def check_names(paths: Iterable[str]) -> None:
+    """Raises UnsafeFileName or CollidingFileNames unless all can be files below one folder."""
+    seen: set[str] = set()
+    folders: dict[str, str] = {}
+    for path in paths:
+        if why := unsafe(path):
+            raise UnsafeFileName(
+                f"the Hub lists a file whose name {why}: {path!r}",
+                fix="do not use this repository, or add the name to model.ignore",
+            )
+        if path in seen:
+            raise CollidingFileNames(
+                f"the Hub lists {path} twice", fix="check the endpoint: a Hub lists a name once"
+            )
+        seen.add(path)
+        folders.update({"/".join(path.split("/")[:n]): path for n in range(1, path.count("/") + 1)})
+    if both := sorted(seen & folders.keys()):
+        raise CollidingFileNames(
+            f"the Hub lists {both[0]} as a file and {folders[both[0]]} below it",
+            fix="do not use this repository, or add one of the names to model.ignore",
+        )
 
 
 def choose_files(files: Iterable[HubFile], ignore: Sequence[str]) -> list[HubFile]:
     """The files to fetch, sorted by path: what a server reads, minus `ignore` (fnmatch).
 
-    Raises UnsafeFileName for any chosen name that must not be written, and NoWeights.
+    Nothing in a hidden folder is chosen: no server reads it, and `.deployer` is ours.
+    Raises UnsafeFileName, CollidingFileNames and NoWeights.
     """
     chosen = []
     for file in files:
@@ -84,12 +114,11 @@ def choose_files(files: Iterable[HubFile], ignore: Sequence[str]) -> list[HubFil
             continue
         if any(fnmatchcase(file.path, p) or fnmatchcase(name, p) for p in ignore):
             continue
-        if why := unsafe(file.path):
-            raise UnsafeFileName(
-                f"the Hub lists a file whose name {why}: {file.path!r}",
-                fix="do not use this repository, or add the name to model.ignore",
-            )
+        hidden = any(part.startswith(".") for part in file.path.split("/")[:-1])
+        if hidden and not unsafe(file.path):
+            continue
         chosen.append(file)
+    check_names(file.path for file in chosen)
     if not any(file.path.endswith(".safetensors") for file in chosen):
         raise NoWeights(
             "no safetensors file is left to fetch",

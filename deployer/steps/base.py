@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.events import Bus, JobStarted, Note, Progress
+from deployer.events import Bus, JobStarted, Note, Part, Progress
 from deployer.model import Facts, Plan, Probe, Where
 from deployer.remote.jobs import Jobs
 from deployer.remote.transport import Transport
@@ -44,12 +44,19 @@ class StepContext:
         self.bus.emit(Note(self.want.host_name, self.want.id, self.step, level, text))
 
     def progress(
-        self, what: str, done: float, total: float, unit: str = "", detail: str = ""
+        self,
+        what: str,
+        done: float,
+        total: float,
+        unit: str = "",
+        detail: str = "",
+        *,
+        parts: tuple[Part, ...] = (),
+        figures: dict[str, float | str | None] | None = None,
     ) -> None:
-        """How far a wait is, and what it waits for."""
-        self.bus.emit(
-            Progress(self.want.host_name, self.want.id, self.step, what, done, total, unit, detail)
-        )
+        """How far a wait is, and what it waits for; see events.Progress."""
+        where = (self.want.host_name, self.want.id, self.step)
+        self.bus.emit(Progress(*where, what, done, total, unit, detail, parts, figures or {}))
 
     def job_started(self, job: str, pid: int, attached: bool) -> None:
         """A detached job runs."""

@@ -261,7 +261,7 @@ def test_a_controller_that_died_finds_its_download_again(bench: Bench, hub: Hub)
     manifest = hub_client.fetch_manifest(bench.want.playbook, None)
     bench.state.manifest = manifest
     context = bench.context("first")
-    first = _start(context, context.jobs(bench.want.guest), manifest, 0)
+    first, _ = _start(context, context.jobs(bench.want.guest), manifest, 0)
     agent_pid(bench)
     hub.shared.set["bps"] = 0.0
     bench.apply("second")
@@ -299,7 +299,7 @@ def test_two_agents_never_run(bench: Bench, hub: Hub) -> None:
     manifest = hub_client.fetch_manifest(bench.want.playbook, None)
     context = bench.context()
     jobs = context.jobs(bench.want.guest)
-    job = _start(context, jobs, manifest, 0)
+    job, _ = _start(context, jobs, manifest, 0)
     agent_pid(bench)
     folder = bench.folder / "jobs" / job_name(bench.want) / job.id
     second = bench.folder / "second"

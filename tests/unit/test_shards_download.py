@@ -1,4 +1,4 @@
-"""The shards step's download: how it follows its job, and what its end means."""
+"""The shards step's download: the job it starts, what restarts it, and what its end means."""
 
 from __future__ import annotations
 
@@ -7,200 +7,196 @@ from typing import Any
 
 import pytest
 
-from deployer.deployment import Deployment
 from deployer.errors import StepFailed
-from deployer.events import Bus, Event, Note, Progress
-from deployer.inventory import DeploymentEntry, Host
-from deployer.model import Facts, Where
-from deployer.playbook import Playbook
-from deployer.remote.jobs import JobIdentity, JobStatus, StopProof
+from deployer.events import Bus, JobStarted
+from deployer.hub_manifest import CollidingFileNames, UnsafeFileName
+from deployer.model import Facts
 from deployer.state import DeploymentState, Manifest, ManifestFile
-from deployer.steps import shards_download
 from deployer.steps.base import StepContext
-from deployer.steps.shards_download import Stalled, Watch, job_files, read_progress, size_text
-
-FILES = [
-    ManifestFile(path="a.safetensors", size=1000, sha256="1" * 64),
-    ManifestFile(path="config.json", size=10, blob_id="c" * 40),
-]
-PATH = "/srv/models/it's"
+from deployer.steps.shards_download import download, fix_of, job_files
+from tests.unit.downloadworld import PATH, World, manifest, want
 
 
-def want(**download: Any) -> Deployment:
-    playbook = Playbook.model_validate(
-        {
-            "model": {"repo": "acme/tiny", "path": PATH, "served_name": "m"},
-            "download": {"margin_bytes": 100, **download},
-            "driver": {"version": "580.1"},
-            "engine": {"version": "0.5.11", "lock": "l.txt", "venv": "/opt/v"},
-        }
-    )
-    host = Host.model_validate({"ssh": {"address": "h"}, "gpus": [{"address": "0000:21:00.0"}]})
-    return Deployment("box", "tiny", host, DeploymentEntry(playbook="p"), playbook, "p", "")
+def run(world: World, state: DeploymentState | None = None, **settings: Any) -> None:
+    context = world.context(state, **settings)
+    download(context, manifest(), clock=world.clock, sleep=world.sleep)
 
 
-def pinned(asked: str = "main") -> DeploymentState:
-    manifest = Manifest(repo="acme/tiny", asked=asked, commit="a" * 40, files=FILES)
-    return DeploymentState(manifest=manifest)
-
-
-def identity(job_id: str = "j") -> JobIdentity:
-    return JobIdentity("shards-tiny", job_id, 5, 6, "b", 5)
-
-
-def status(moved: int, *, alive: bool = True, exit: int | None = None, **more: Any) -> JobStatus:
-    row = {"bytes": moved, "total": 100, "moved": moved, "speed": 2_000_000, "files": 2, **more}
-    log = b"12:00:00 error: a.safetensors: it broke\n" if exit else b""
-    return JobStatus(identity(), alive, exit, log, 1, 0, json.dumps(row))
-
-
-class FakeJobs:
-    """Plays one list of statuses a start; a clock moves a second a status."""
-
-    def __init__(self, *plays: list[JobStatus]) -> None:
-        self.plays = list(plays)
-        self.ids: list[str] = []
-        self.now = 0.0
-        self.stopped = 0
-        self.secrets: object = None
-        self.alive_id = ""
-
-    def start(self, name: str, job_id: str, script: str, **more: Any) -> JobIdentity:
-        self.ids.append(job_id)
-        self.secrets = more["secrets"]
-        return identity(self.alive_id or job_id)
-
-    def follow(self, job: JobIdentity, **more: Any) -> JobStatus:
-        for one in self.plays.pop(0):
-            self.now += 1.0
-            more["on_status"](one)
-            last = one
-        return last
-
-    def stop(self, job: JobIdentity, **more: Any) -> StopProof:
-        self.stopped += 1
-        self.alive_id = ""
-        return StopProof(True, (), "TERM")
-
-    def prune(self, name: str, keep: int) -> tuple[str, ...]:
-        return ()
-
-
-def follow(
-    jobs: FakeJobs,
-    monkeypatch: pytest.MonkeyPatch,
-    given: DeploymentState | None = None,
-    **download: Any,
-) -> list[Event]:
-    events: list[Event] = []
-    state = given or pinned()
-
-    class Context(StepContext):
-        def jobs(self, where: Where) -> Any:
-            return jobs
-
-    context = Context(
-        want(**download),
-        "r1",
-        Bus(events.append),
-        {},
-        lambda: Facts(),
-        state,
-        lambda: None,
-        "shards",
-        {"HF_TOKEN": "hf_x"},
-    )
-    monkeypatch.setattr(
-        shards_download, "Watch", lambda c, stall: Watch(c, stall, clock=lambda: jobs.now)
-    )
-    assert state.manifest is not None
-    shards_download.download(context, state.manifest)
-    return events
-
-
-def test_a_job_that_brings_no_byte_is_killed_and_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = FakeJobs(
-        [status(40) for _ in range(9)],
-        [status(60), status(100, alive=False, exit=0)],
-    )
-    events = follow(jobs, monkeypatch, stall_s=3)
-    assert jobs.stopped == 1 and len(set(jobs.ids)) == 2
-    notes = [event.text for event in events if isinstance(event, Note)]
-    assert notes == ["download stalled at 40 bytes of 100 bytes for 3 s; killed, resuming (1 of 5)"]
-    last = [event for event in events if isinstance(event, Progress)][-1]
+def test_a_download_is_followed_to_its_end() -> None:
+    world = World()
+    world.execs = [[world.line(), world.end(0, bytes=100)]]
+    run(world)
+    last = world.progress[-1]
     assert (last.done, last.total, last.unit) == (100, 100, "bytes")
-    assert jobs.secrets == {"HF_TOKEN": "hf_x"}
+    assert world.secrets == {"HF_TOKEN": "hf_x"} and world.notes == []
+    assert world.asked == [(f"/jobs/shards-tiny/{world.ids[0]}", "0", "0", "30")]
 
 
-def test_a_pause_that_the_hub_asked_for_is_no_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    waiting = [status(40, pause=9) for _ in range(9)]
-    events = follow(FakeJobs([*waiting, status(100, alive=False, exit=0)]), monkeypatch, stall_s=3)
-    assert not [event for event in events if isinstance(event, Note)]
+def test_a_killed_and_a_vanished_job_are_started_again() -> None:
+    world = World()
+    world.execs = [[world.end(-9)], [world.end(None)], [world.end(0)]]
+    run(world)
+    assert world.notes == [
+        "the download was killed by signal 9 at 40 bytes of 100 bytes; resuming (1 of 5)",
+        "the download vanished at 40 bytes of 100 bytes; resuming (2 of 5)",
+    ]
+    assert len(set(world.ids)) == 3 and world.stopped == 0
 
 
-def test_stalls_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = FakeJobs(*([status(40) for _ in range(9)] for _ in range(3)))
-    with pytest.raises(StepFailed, match="2 resumptions did not help"):
-        follow(jobs, monkeypatch, stall_s=3, max_restarts=2)
+def test_restarts_are_bounded() -> None:
+    world = World()
+    world.execs = [[world.end(-9)], [world.end(-9, "12:00:00 last word\n")]]
+    with pytest.raises(StepFailed, match=r"signal 9 .*; 1 restart did not help") as caught:
+        run(world, max_restarts=1)
+    assert caught.value.evidence == ("12:00:00 last word",)
 
 
-def test_a_killed_and_a_vanished_job_are_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = FakeJobs(
-        [status(40, alive=False, exit=-9)],
-        [status(50, alive=False)],
-        [status(100, alive=False, exit=0)],
-    )
-    events = follow(jobs, monkeypatch)
-    texts = [event.text for event in events if isinstance(event, Note)]
-    assert "killed by signal 9" in texts[0] and "vanished" in texts[1]
+def test_a_mute_supervisor_is_killed_with_proof_and_started_again() -> None:
+    world = World()
+    mute = [world.line(), *[world.line(tick=1) for _ in range(31)]]
+    world.execs = [mute, [world.end(0)]]
+    run(world, stall_s=5)
+    assert world.stopped == 1 and world.notes == [
+        "the download gave no sign of life for 30 s and was killed at 40 bytes of 100 bytes; "
+        "resuming (1 of 5)"
+    ]
 
 
-@pytest.mark.parametrize(("code", "fix"), [(10, "RAM"), (11, "HF_TOKEN"), (13, PATH), (3, "log")])
-def test_an_exit_code_has_its_fix(monkeypatch: pytest.MonkeyPatch, code: int, fix: str) -> None:
+def test_a_mute_supervisor_that_cannot_be_killed_ends_the_step() -> None:
+    world = World(survivors=("pid 5 python3 (main, state D)",))
+    world.execs = [[world.line(tick=1) for _ in range(40)]]
+    with pytest.raises(StepFailed, match="mute download cannot be stopped: pid 5") as caught:
+        run(world, stall_s=5)
+    assert "reboot" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("code", "fix"),
+    [(2, PATH), (10, "RAM"), (11, "HF_TOKEN"), (13, PATH), (14, "mirrors"), (3, "log"), (1, "log")],
+)
+def test_an_exit_code_has_its_fix(code: int, fix: str) -> None:
+    world = World()
+    world.execs = [[world.end(code, "12:00:00 error: a.safetensors: it broke\n")]]
     with pytest.raises(StepFailed, match="it broke") as caught:
-        follow(FakeJobs([status(1, alive=False, exit=code)]), monkeypatch)
+        run(world)
     assert fix in caught.value.fix
 
 
-def test_a_vanished_commit_drops_the_pin(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = pinned()
+def test_every_code_of_the_agent_has_words_of_its_own() -> None:
+    fixes = {fix_of(want(), code, has_token=True) for code in (2, *range(10, 19), 127)}
+    assert len(fixes) == 11 and not any("job's log" in fix for fix in fixes)
+
+
+def test_the_fix_fits_the_playbook() -> None:
+    mirrors = {"mirrors": ["http://m"], "proxy": "http://p:3128", "target_endpoint": "http://t"}
+    gave_up = fix_of(want(**mirrors), 14, has_token=False)
+    assert "http://t through http://p:3128" in gave_up
+    assert "download.peer" in gave_up and "download.mirrors" not in gave_up
+    peer = {"peer": {"address": "h2", "path": "/m"}}
+    assert ", or set" not in fix_of(want(**mirrors, **peer), 14, has_token=False)
+    assert "set HF_TOKEN to a token" in fix_of(want(), 11, has_token=False)
+    assert "as the user of the token" in fix_of(want(), 11, has_token=True)
+    assert "set download.ca_bundle" in fix_of(want(), 16, has_token=False)
+    assert "/etc/ca.pem" in fix_of(want(ca_bundle="/etc/ca.pem"), 16, has_token=False)
+
+
+def test_a_vanished_commit_drops_the_pin() -> None:
+    world, state = World(), DeploymentState(manifest=manifest())
+    world.execs = [[world.end(12, "12:00:00 error: it broke\n")]]
     with pytest.raises(StepFailed, match="it broke") as caught:
-        follow(FakeJobs([status(1, alive=False, exit=12)]), monkeypatch, state)
+        run(world, state)
     assert state.manifest is None and "pin was dropped" in caught.value.fix
 
 
-def test_a_job_of_another_list_is_stopped_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = FakeJobs([status(100, alive=False, exit=0)])
-    jobs.alive_id = "r0-0-00000000"
-    follow(jobs, monkeypatch)
-    assert jobs.stopped == 1 and len(jobs.ids) == 2
+def test_a_job_of_another_list_is_stopped_first() -> None:
+    world = World(alive_id="r0-0-00000000")
+    world.execs = [[world.end(0)]]
+    run(world)
+    assert world.stopped == 1 and len(world.ids) == 2 and "of other files" in world.notes[0]
+
+
+def digest_of(world: World) -> str:
+    return world.ids[0].rpartition("-")[2]
+
+
+def test_a_running_job_of_the_same_list_is_joined_at_the_end_of_its_log() -> None:
+    probe = World()
+    probe.execs = [[probe.end(0)]]
+    run(probe)
+    world = World(alive_id=f"r0-0-{digest_of(probe)}")
+    world.log = world.earlier = b"11:59:59 warning: told before\n12:00:00 war"
+    world.execs = [[world.line("ning: cut in two\n"), world.end(14, "12:00:02 gone on\n")]]
+    with pytest.raises(StepFailed) as caught:
+        run(world)
+    assert world.stopped == 0 and world.notes == ["cut in two"]
+    (started,) = [event for event in world.events if isinstance(event, JobStarted)]
+    assert started.attached
+    assert world.asked[0][1:3] == ("7", str(len(world.earlier)))
+    assert caught.value.evidence[0] == "11:59:59 warning: told before"
+
+
+def told(**settings: Any) -> dict[str, Any]:
+    job = json.loads(job_files(want(**settings), manifest())["manifest.json"])
+    assert isinstance(job, dict)
+    return job
 
 
 def test_the_job_carries_the_targets_endpoint_and_no_secret() -> None:
-    state = pinned()
-    assert state.manifest is not None
-    files = job_files(want(target_endpoint="http://hub:8900"), state.manifest)
-    job = json.loads(files["manifest.json"])
+    job = told(target_endpoint="http://hub:8900/")
     assert job["endpoint"] == "http://hub:8900" and job["path"] == PATH
-    assert b"HF_TOKEN" in files["fetch.pyz"]
+    files = job_files(want(), manifest())
+    assert b"HF_TOKEN" in files["fetch.pyz"] and b"HF_TOKEN" not in files["manifest.json"]
 
 
-def test_words_for_sizes_and_broken_progress() -> None:
-    assert [size_text(n) for n in (0, 999, 1e6, 52.1e9, 2e12)] == [
-        "0 bytes",
-        "999 bytes",
-        "1.0 MB",
-        "52.1 GB",
-        "2.0 TB",
-    ]
-    assert read_progress("") == {} and read_progress("[1]") == {} and read_progress("{") == {}
+def test_the_job_carries_every_setting_that_changes_the_download() -> None:
+    peer = {"address": "h2", "path": "/m"}
+    job = told(mirrors=["http://m/"], peer=peer, proxy="http://p:1", bwlimit_bytes_per_s=7)
+    assert job["mirrors"] == ["http://m"] and job["venv"] == "/opt/v"
+    assert job["peer"] == {
+        "address": "h2",
+        "user": "root",
+        "port": 22,
+        "path": "/m",
+        "identity_file": None,
+    }
+    assert job["limits"] == {
+        "stall_s": 45.0,
+        "floor_bytes_per_s": 100_000,
+        "floor_window_s": 120.0,
+        "phase_s": 60.0,
+        "stalls_per_method": 2,
+        "bwlimit_bytes_per_s": 7,
+    }
 
 
-def test_a_watch_without_any_progress_stalls() -> None:
-    clock = iter([0.0, 1.0, 9.0])
-    context = StepContext(want(), "r", Bus(), {}, Facts, DeploymentState(), lambda: None)
-    watch = Watch(context, 5.0, clock=lambda: next(clock))
-    quiet = JobStatus(identity(), True, None, b"", 1, 0, "")
-    watch.see(quiet)
-    with pytest.raises(Stalled):
-        watch.see(quiet)
+def test_what_does_not_change_the_download_does_not_change_the_job() -> None:
+    assert told(margin_bytes=1, max_restarts=9, token_env="OTHER") == told()
+    only = {"methods": ["range"]}
+    assert told(**only, mirrors=["http://m"], peer={"address": "h", "path": "/m"}) == told(**only)
+    assert told(stall_s=9) != told()
+
+
+@pytest.mark.parametrize(
+    ("paths", "error"),
+    [
+        (["../x.json"], UnsafeFileName),
+        (["/etc/x.json"], UnsafeFileName),
+        (["a\nb.json"], UnsafeFileName),
+        (["a.json", "a.json"], CollidingFileNames),
+        (["a.json", "a.json/b.json"], CollidingFileNames),
+    ],
+)
+def test_a_state_with_bad_names_reaches_no_target(paths: list[str], error: type[Exception]) -> None:
+    files = [ManifestFile(path=path, size=1, sha256="1" * 64) for path in paths]
+    bad = Manifest(repo="acme/tiny", asked="main", commit="a" * 40, files=files)
+    world = World()
+    with pytest.raises(error):
+        download(world.context(), bad)
+    assert world.ids == [] and world.asked == []
+
+
+def test_progress_of_a_step_has_parts_and_figures_in_its_json() -> None:
+    events: list[Any] = []
+    bus = Bus(events.append)
+    StepContext(want(), "r", bus, {}, Facts, DeploymentState(), lambda: None).progress("w", 1, 2)
+    assert (events[0].to_dict()["parts"], events[0].to_dict()["figures"]) == ((), {})
