@@ -66,14 +66,35 @@ def fetch_manifest(
 
     Raises a HubError that says which of the ways it failed.
     """
+    return _answered(playbook, token, lambda: _ask(playbook, token), deadline_s)
+
+
+def fetch_text(
+    playbook: Playbook,
+    manifest: Manifest,
+    path: str,
+    token: str | None,
+    *,
+    deadline_s: float = DEADLINE_S,
+) -> str:
+    """One small file of the pinned commit, as text. Raises HubError as `fetch_manifest` does."""
+    if path not in {file.path for file in manifest.files}:
+        raise IncompleteRepository(
+            f"{manifest.repo} at {manifest.commit[:12]} has no {path}", fix="check model.repo"
+        )
+
+    def ask() -> str:
+        return _small(_api(playbook, token), manifest, path).decode("utf-8", "replace")
+
+    return _answered(playbook, token, ask, deadline_s)
+
+
+def _answered(playbook: Playbook, token: str | None, ask: Callable[[], T], deadline_s: float) -> T:
+    """`ask` with retries, within `deadline_s`; every failure is a HubError."""
     repo = playbook.model.repo
     end = time.monotonic() + deadline_s
-
-    def ask() -> Manifest:
-        return _with_retries(lambda: _ask(playbook, token), end)
-
     try:
-        return _within(ask, deadline_s)
+        return _within(lambda: _with_retries(ask, end), deadline_s)
     except TimeoutError as error:
         raise HubSilent(
             f"{playbook.download.endpoint} did not answer for {repo} within {deadline_s:.0f} s",
@@ -87,18 +108,15 @@ def fetch_manifest(
 
 def _ask(playbook: Playbook, token: str | None) -> Manifest:
     """One try: access, list, index."""
-    from huggingface_hub import HfApi
-
     model = playbook.model
-    # token=False: never the token of the machine that we happen to run on.
-    api = HfApi(endpoint=playbook.download.endpoint.rstrip("/"), token=token or False)
+    api = _api(playbook, token)
     api.auth_check(model.repo)
     info = api.model_info(
         model.repo, revision=model.revision, files_metadata=True, timeout=REQUEST_S
     )
     manifest = manifest_from_info(model.repo, model.revision, info, model.ignore)
     names = [file.path for file in manifest.files]
-    if INDEX in names and (lost := index_complete(_index(api, manifest), names)):
+    if INDEX in names and (lost := index_complete(_small(api, manifest, INDEX), names)):
         raise IncompleteRepository(
             f"{INDEX} names {len(lost)} files that are not in the list: {lost[0]}",
             fix="choose another revision, or shorten model.ignore",
@@ -106,13 +124,20 @@ def _ask(playbook: Playbook, token: str | None) -> Manifest:
     return manifest
 
 
-def _index(api: Any, manifest: Manifest) -> bytes:
-    """The weight index itself: a small file, read before any shard is."""
+def _api(playbook: Playbook, token: str | None) -> Any:
+    from huggingface_hub import HfApi
+
+    # token=False: never the token of the machine that we happen to run on.
+    return HfApi(endpoint=playbook.download.endpoint.rstrip("/"), token=token or False)
+
+
+def _small(api: Any, manifest: Manifest, name: str) -> bytes:
+    """One small file, the weight index for instance: read before any shard is."""
     import tempfile
     from pathlib import Path
 
-    with tempfile.TemporaryDirectory(prefix="deployer-index-") as folder:
-        path = api.hf_hub_download(manifest.repo, INDEX, revision=manifest.commit, local_dir=folder)
+    with tempfile.TemporaryDirectory(prefix="deployer-hub-") as folder:
+        path = api.hf_hub_download(manifest.repo, name, revision=manifest.commit, local_dir=folder)
         return Path(path).read_bytes()
 
 

@@ -74,6 +74,13 @@ CARDS_MIB = {"A6000": 49140, "H200": 143771, "4090": 24564, "L40S": 46068}
     default=None,
     help="Draft weights on one GPU while loading; default: estimated.",
 )
+@click.option(
+    "--write",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="PLAYBOOK is a Hub id OWNER/NAME[@REVISION]: write a playbook for it on HOST.",
+)
 @common
 def command(
     options: Options,
@@ -85,12 +92,15 @@ def command(
     gpu_mib: int | None,
     weights_gib: float | None,
     draft_gib: float | None,
+    write: Path | None,
 ) -> int:
     """Say what a playbook's server will effectively run, and where the memory of a GPU goes.
 
     SGLang's own arithmetic on config.json. Offline; only with HOST the memory in use now is read
     from that host's GPUs. Exit code 1 when it would not start or must not be used.
     """
+    if write is not None:
+        return _write(options, name, host, write)
     path, playbook = _playbook(options, name)
     chosen, args = _arguments(playbook, variant, path)
     flags = _flags(args, path)
@@ -138,6 +148,20 @@ def command(
         for line in lines(answer):
             click.echo(line)
     return answer.exit_code
+
+
+def _write(options: Options, name: str, host: str | None, target: Path) -> int:
+    """A new playbook; only it needs the Hub and the host."""
+    from deployer.cli.fit_write import write_playbook
+
+    if host is None:
+        raise UsageError("--write needs a host: its GPUs decide", fix="deploy fit MODEL HOST ...")
+    path = write_playbook(options, name, host, target)
+    if options.as_json:
+        print_json({"written": str(path)})
+    else:
+        click.echo(f"wrote {shown(path)}; look at it, name it in the inventory, then `deploy up`")
+    return 0
 
 
 def _playbook(options: Options, name: str) -> tuple[Path, Playbook]:

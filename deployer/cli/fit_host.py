@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from deployer.catalog import Catalog
 from deployer.cli.options import Options
 from deployer.cli.status import look_at
+from deployer.deployment import Deployment
 from deployer.errors import StepFailed, UsageError
 from deployer.names import listed
 from deployer.observe import smi_problem
@@ -36,7 +37,11 @@ def fullest_gpu(options: Options, word: str, playbook: str) -> Seen:
             f"{len(chosen)} deployments of `{word}` use playbook {playbook}",
             fix=f"name one of: {listed([want.id for want in chosen or meant])}",
         )
-    want = chosen[0]
+    return fullest_of(options, chosen[0])
+
+
+def fullest_of(options: Options, want: Deployment) -> Seen:
+    """Asks the host of one deployment. Raises as `fullest_gpu` does."""
     look = look_at(options, [want])[0]
     smi = look.seen[0][1].get(HostSmi) if look.seen else None
     if smi is None and look.error is not None:
