@@ -1,48 +1,62 @@
-"""Renderer for a terminal: the plain lines in colour above one live line of what is awaited."""
+"""Renderer for a terminal: the plain lines in colour above what is under way, drawn in place."""
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
-from rich.status import Status
+from rich.live import Live
 from rich.text import Text
 
 from deployer import events as ev
-from deployer.cli.plain import PlainRenderer, printable, progress_text
+from deployer.cli.bars import UnderWay
+from deployer.cli.plain import PlainRenderer
 
 STYLES = {"nothing": "dim", "done": "green", "failed": "bold red"}
+REDRAWS_PER_S = 4
 
 
 class LiveRenderer:
-    """Prints state changes; shows progress on one line that is redrawn."""
+    """Prints changes of state; shows progress below them, redrawn at most 4 times a second."""
 
     def __init__(self, *, show_plan: bool, verbose: bool, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self._style = ""
         self._plain = PlainRenderer(self._write, show_plan=show_plan, verbose=verbose)
-        self._status: Status | None = None
+        self._under_way = UnderWay()
+        self._live: Live | None = None
 
     def __call__(self, event: ev.Event) -> None:
         """One event."""
         if isinstance(event, ev.Progress):
-            self._show(printable(f"{event.deployment} {event.step}: {progress_text(event)}"))
+            self._under_way.show(event)
+            self._start()
             return
         if isinstance(event, ev.StepDone | ev.RunFinished):
-            self.close()
+            self._under_way.drop(event)
+            if not self._under_way:
+                self.close()
         self._style = _style(event)
         self._plain(event)
 
     def close(self) -> None:
-        """Takes the live line away."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        """Takes the drawn lines away."""
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
 
-    def _show(self, text: str) -> None:
-        if self._status is None:
-            self._status = self.console.status(Text(text), refresh_per_second=4)
-            self._status.start()
-        else:
-            self._status.update(Text(text))
+    def _start(self) -> None:
+        if self._live is not None:
+            return
+        self._live = Live(
+            self._under_way,
+            console=self.console,
+            refresh_per_second=REDRAWS_PER_S,
+            transient=True,
+            # rich would send what is written to stdout, a file with JSON lines perhaps, to here.
+            redirect_stdout=sys.stdout.isatty(),
+        )
+        self._live.start()
 
     def _write(self, line: str) -> None:
         self.console.print(Text(line, style=self._style), soft_wrap=True)

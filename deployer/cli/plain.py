@@ -65,6 +65,8 @@ class PlainRenderer:
         self.verbose = verbose
         self.clock = clock
         self._last_progress: dict[tuple[str, str], tuple[float, str]] = {}
+        self._unsaid: dict[tuple[str, str], ev.Progress] = {}
+        """Figures that came since the last line of their step."""
 
     def __call__(self, event: ev.Event) -> None:
         """One event, at most a few lines."""
@@ -101,7 +103,7 @@ class PlainRenderer:
                     lines += [f"{event.step:<10}        evidence: {text}" for text in told]
                 return lines
             case ev.StepDone():
-                return self._done(event)
+                return [*self._last_figures(event), *self._done(event)]
             case _:
                 return []
 
@@ -121,9 +123,18 @@ class PlainRenderer:
         key, now = (event.deployment, event.step), self.clock()
         last, what = self._last_progress.get(key, (-PROGRESS_EVERY_S, ""))
         if now - last < PROGRESS_EVERY_S and what == event.what:
+            if event.figures:
+                self._unsaid[key] = event
             return []
+        self._unsaid.pop(key, None)
         self._last_progress[key] = (now, event.what)
         return [f"{event.step:<10}   {progress_text(event)}"]
+
+    def _last_figures(self, event: ev.StepDone) -> list[str]:
+        """How far a download had come when its step ended, well or not."""
+        unsaid = self._unsaid.pop((event.deployment, event.step), None)
+        self._last_progress.pop((event.deployment, event.step), None)
+        return [f"{event.step:<10}   {progress_text(unsaid)}"] if unsaid is not None else []
 
     def _done(self, event: ev.StepDone) -> list[str]:
         if event.outcome == "nothing":

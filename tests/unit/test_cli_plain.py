@@ -40,6 +40,22 @@ def test_a_new_thing_that_is_waited_for_is_said_at_once() -> None:
     ]
 
 
+def test_the_last_figures_of_a_download_are_said_when_its_step_ends() -> None:
+    figures: dict[str, float | str | None] = {"method": "range"}
+    told = [
+        ev.Progress("h", "h/d", "shards", "download", n, 100.0, "B", "1 MB/s", (), figures)
+        for n in (1, 2, 3)
+    ]
+    failed = ev.StepDone("h", "h/d", "shards", "failed", "x", 1.0)
+    assert shown(*told, failed, failed) == [
+        "shards       download 1 B of 100 B (1 %) 1 MB/s",
+        "shards       download 3 B of 100 B (3 %) 1 MB/s",
+        "shards     FAILED",
+        "shards     FAILED",
+    ]
+    assert len(shown(told[0], failed)) == 2
+
+
 def test_bytes_are_sizes() -> None:
     download = ev.Progress("h", "h/d", "shards", "download", 25183100.0, 50366200.0, "bytes")
     install = ev.Progress("h", "h/d", "venv", "install", 110592.0, 0.0, "bytes")
