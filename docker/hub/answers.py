@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from faults import Fault, Span
+from faults import Fault, Request, Span
 from shared import Entry, Shared
 
 PORTS = {"hub": 0, "cdn": 1, "cas": 2}
@@ -107,9 +107,10 @@ class Answers(BaseHTTPRequestHandler):
         return f"{'https' if self.shared.tls else 'http'}://{host}:{port}"
 
     # ---- faults
-    def fault(self, name: str, span: Span | None = None) -> Fault | None:
+    def fault(self, name: str, span: Span | None = None, *, body: bool = False) -> Fault | None:
         """The fault of this request; None when it has already been answered by it."""
-        found = self.shared.pick(self.entry, name, span)
+        ranged, body = self.entry["range"] is not None, body and self.command != "HEAD"
+        found = self.shared.faults.pick(Request(self.where, self.command, name, ranged, body, span))
         self.entry["fault"] = do = found.get("do")
         if do == "status":
             wait = found.get("retry_after")

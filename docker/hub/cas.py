@@ -51,7 +51,7 @@ class Cas(Bodies):
     def reconstruction(self, version: str, xet: str) -> None:
         """Which chunks of which xorbs make up the range, and where each xorb is."""
         path = self.shared.repo.by_xet.get(xet)
-        if self.fault(path or self.path) is None:
+        if self.fault(self.path) is None:
             return None
         authorization = self.headers.get("Authorization") or ""
         if not self.shared.cas_allows(authorization):
@@ -87,7 +87,7 @@ class Cas(Bodies):
         self.entry["file"], self.entry["leak"] = path, self.entry["auth"]
         length = min(XORB, blob.size - n * XORB)
         wanted = byte_range(self.entry["range"], framed(length))
-        fault = self.fault(path, self.place(blob, n, wanted) if wanted else None)
+        fault = self.fault(path, self.place(blob, n, wanted) if wanted else None, body=True)
         if fault is None:
             return None
         if why := self.shared.refusal(name, self.query):

@@ -25,7 +25,7 @@ class Cdn(Bodies):
             return self.reply(404, {"error": "no such object"})
         self.entry["file"] = path
         wanted = byte_range(self.entry["range"], blob.size)
-        fault = self.fault(path, Span(*wanted, blob.size) if wanted else None)
+        fault = self.fault(path, Span(*wanted, blob.size) if wanted else None, body=True)
         if fault is None:
             return None
         if signed and (why := shared.refusal(blob.sha256, self.query)):

@@ -31,9 +31,9 @@ from typing import Any
 
 Fault = dict[str, Any]
 CUTS = frozenset({"stall", "drip", "reset", "truncate"})
-ACTIONS = CUTS | {
-    "corrupt", "norange", "wrongrange", "gzip", "slowhead", "status", "hang", "redirect",
-}  # fmt: skip
+IN_BODY = CUTS | {"corrupt", "norange", "wrongrange", "gzip", "slowhead"}
+"""These strike only requests that a body answers; a redirect or a listing has none."""
+ACTIONS = IN_BODY | {"status", "hang", "redirect"}
 KEYS = frozenset(
     "where method match ranged struck skip times do at after bps secs code retry_after start total "
     "omit to".split()
@@ -69,7 +69,10 @@ def checked(fault: Fault) -> Fault:
         raise ValueError(f"a fault has no {sorted(unknown)}")
     if fault.get("do") not in ACTIONS:
         raise ValueError(f"no such fault: {fault.get('do')!r}")
-    re.compile(fault.get("match", ""))
+    try:
+        re.compile(fault.get("match", ""))
+    except re.error as error:
+        raise ValueError(f"match {fault['match']!r}: {error}") from error
     return fault
 
 
@@ -80,6 +83,19 @@ class Span:
     first: int
     last: int
     size: int
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a fault looks at. `name`: the file, or the path where no file is meant; `span`: the
+    bytes of the file that were asked for; `body`: whether a body will answer."""
+
+    where: str
+    method: str
+    name: str
+    ranged: bool
+    body: bool
+    span: Span | None
 
 
 def offset(fault: Fault, span: Span) -> int:
@@ -128,31 +144,31 @@ class Faults:
         with self._lock:
             return [dict(fault) for fault in self._list]
 
-    def pick(self, where: str, method: str, name: str, ranged: bool, span: Span | None) -> Fault:
+    def pick(self, request: Request) -> Fault:
         """The fault that strikes this request, counted; {} if none."""
         with self._lock:
             for fault in self._list:
-                if not self._fits(fault, where, method, name, ranged, span):
+                if not self._fits(fault, request):
                     continue
                 fault["seen"] = fault.get("seen", 0) + 1
                 first = fault.get("skip", 0)
                 if first < fault["seen"] <= first + fault.get("times", 1 << 60):
                     fault["hits"] = fault.get("hits", 0) + 1
-                    self._struck.add(name)
+                    self._struck.add(request.name)
                     return dict(fault)
         return {}
 
-    def _fits(
-        self, fault: Fault, where: str, method: str, name: str, ranged: bool, span: Span | None
-    ) -> bool:
-        if fault.get("where", where) != where or fault.get("method", method) != method:
+    def _fits(self, fault: Fault, request: Request) -> bool:
+        for key in ("where", "method", "ranged"):
+            if fault.get(key, getattr(request, key)) != getattr(request, key):
+                return False
+        if fault["do"] in IN_BODY and not request.body:
             return False
-        if fault.get("ranged", ranged) != ranged:
+        if fault.get("struck", False) and request.name not in self._struck:
             return False
-        if fault.get("struck", False) and name not in self._struck:
+        if not re.search(fault.get("match", ""), request.name):
             return False
-        if not re.search(fault.get("match", ""), name):
-            return False
+        span = request.span
         if span is None or "at" not in fault:
             return True
         return span.first <= offset(fault, span) <= span.last

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import selectors
 import signal
 import socket
 import ssl
@@ -47,6 +48,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     request_queue_size = 128
+    timeout = 0.0  # `handle_request` is called when there is one
     tls: ssl.SSLContext | None = None
 
     def handle_error(self, request: object, client_address: object) -> None:
@@ -89,6 +91,8 @@ class Hub:
             self.shared.tls = True
             for server in self.servers:
                 server.tls = context
+        self._waker = socket.socketpair()
+        self._run = threading.Thread(target=self._serve, daemon=True)
         shown = "127.0.0.1" if host == "0.0.0.0" else host
         scheme = "https" if tls else "http"
         self.url = f"{scheme}://{shown}:{self.servers[0].server_address[1]}"
@@ -113,15 +117,28 @@ class Hub:
         raise OSError("no three adjacent free ports")
 
     def __enter__(self) -> Hub:
-        for server in self.servers:
-            run = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-            run.start()
+        self._run.start()
         return self
 
+    def _serve(self) -> None:
+        """Accepts for all origins, until a byte comes through the waker."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._waker[0], selectors.EVENT_READ)
+            for server in self.servers:
+                ready.register(server, selectors.EVENT_READ, server)
+            while True:
+                for key, _ in ready.select():
+                    if key.data is None:
+                        return
+                    key.data.handle_request()
+
     def __exit__(self, *exc: object) -> None:
+        self._waker[1].send(b"x")
+        self._run.join()
         self.shared.hang_up()
+        for end in self._waker:
+            end.close()
         for server in self.servers:
-            server.shutdown()
             server.server_close()
         if self._temp:
             self._temp.cleanup()

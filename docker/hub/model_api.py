@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 from bodies import Bodies, FileBody
+from faults import Fault
 from repo import Blob
 
 INVALID = "Invalid credentials in Authorization header"
@@ -133,7 +134,8 @@ class ModelApi(Bodies):
         """Redirects: a large file to a signed CDN url, a small one to this hub's own cache."""
         repo, blob = self.shared.repo, self.shared.repo.blobs.get(path)
         self.entry["file"] = path
-        fault = self.fault(path)
+        inline = blob is not None and not blob.lfs and not self.shared.setting("resolve_cache")
+        fault = self.fault(path, body=inline)
         if fault is None or not self.allowed() or not self.known(revision):
             return None
         fields = {"X-Repo-Commit": repo.commit, "Accept-Ranges": "bytes"}
@@ -141,13 +143,13 @@ class ModelApi(Bodies):
             return self.no_entry(fields)
         if blob.lfs:
             return self.reply(302, b"", fields | self.linked(blob))
-        if self.shared.setting("resolve_cache"):
+        if not inline:
             where = f"/api/resolve-cache/models/{repo.name}/{repo.commit}/{quote(path)}"
             where += f"?{quote(self.path, safe='')}=&etag=%22{blob.oid}%22"
             fields |= {"Location": where, "X-Linked-Etag": f'"{blob.oid}"'}
             fields |= {"X-Linked-Size": str(blob.size)}
             return self.reply(307, b"", fields)
-        return self.send_small(blob, fields)
+        return self.send_small(blob, fault, fields)
 
     def no_entry(self, fields: dict[str, str]) -> None:
         error = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
@@ -171,21 +173,22 @@ class ModelApi(Bodies):
     def cached(self, revision: str, path: str) -> None:
         """The hub's cache of small files."""
         self.entry["file"], blob = path, self.shared.repo.blobs.get(path)
-        if self.fault(path) is None or not self.allowed() or not self.known(revision):
+        fault = self.fault(path, body=True)
+        if fault is None or not self.allowed() or not self.known(revision):
             return None
         fields = {"X-Repo-Commit": self.shared.repo.commit}
         if blob is None or blob.lfs:
             return self.no_entry(fields)
-        return self.send_small(blob, fields)
+        return self.send_small(blob, fault, fields)
 
-    def send_small(self, blob: Blob, fields: dict[str, str]) -> None:
+    def send_small(self, blob: Blob, fault: Fault, fields: dict[str, str]) -> None:
         fields = {
             **fields,
             "ETag": f'"{blob.oid}"',
             "Content-Type": "text/plain; charset=utf-8",
         }
         with blob.path.open("rb") as stream:
-            self.send_body(FileBody(stream.fileno(), blob.size), {}, fields)
+            self.send_body(FileBody(stream.fileno(), blob.size), fault, fields)
 
     def xet_token(self, revision: str) -> None:
         """A token for the CAS, for who may have the bytes."""

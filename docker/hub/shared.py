@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from faults import Fault, Faults, Span
+from faults import Faults
 from repo import Repo
 
 Entry = dict[str, Any]
@@ -104,11 +104,6 @@ class Shared:
         finally:
             with self.lock:
                 self.live -= 1
-
-    def pick(self, entry: Entry, name: str, span: Span | None) -> Fault:
-        """The fault that strikes this request; {} if none."""
-        where, method = entry["where"], entry["method"]
-        return self.faults.pick(where, method, name, entry["range"] is not None, span)
 
     @contextlib.contextmanager
     def connected(self, connection: socket.socket) -> Iterator[None]:
