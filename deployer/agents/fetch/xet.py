@@ -156,6 +156,7 @@ class Fetch:
                 raise self.failure
             for thread in threads:
                 thread.join(1.0 / len(threads))
+        tell(json.dumps(self.row()))
         if self.failure is not None:
             raise self.failure
         return 0
