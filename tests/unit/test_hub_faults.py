@@ -168,6 +168,7 @@ def test_status_of_the_cdn(hub: Hub, name: str, codes: list[int]) -> None:
     [
         ("hub-head-503", f"acme/tiny-hybrid/resolve/main/{SHARD}", [503, 302]),
         ("hub-tree-429", "api/models/acme/tiny-hybrid/tree/main", [429, 429, 200]),
+        ("hub-info-429", "api/models/acme/tiny-hybrid/revision/main", [429, 429, 200]),
         ("hub-info-503", "api/models/acme/tiny-hybrid/revision/main", [503, 200]),
     ],
 )
