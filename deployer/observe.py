@@ -270,8 +270,8 @@ def _weights(want: Deployment, facts: Facts, state: DeploymentState) -> dict[str
         return document
     manifest = pinned(want, state)
     if manifest is None:
-        document["files"] = len(fact.files)
-        document["state"] = "present" if fact.files else "absent"
+        document["files"] = len(fact.finished)
+        document["state"] = "present" if fact.finished else "absent"
         return document
     document["files"] = len(manifest.files)
     document["commit"] = manifest.commit

@@ -10,10 +10,10 @@ from deployer.errors import StepBlocked
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure
 from deployer.state import DeploymentState, Manifest
 from deployer.steps.base import Step, StepContext
-from deployer.steps.shards_download import download, job_name, size_text
+from deployer.steps.shards_download import download, job_name
 from deployer.steps.shards_facts import ShardsFact, shards_probe
-
-INODES_SPARE = 100
+from deployer.steps.shards_figures import size_text
+from deployer.steps.shards_preflight import lacking, leftovers, no_room, obstacle, stranger
 
 
 def pinned(want: Deployment, state: DeploymentState) -> Manifest | None:
@@ -45,7 +45,8 @@ class ShardsStep(Step):
             return Plan.blocked(fact.problem, f"check {path} on the target")
         manifest = pinned(want, state)
         if manifest is None:
-            return self._plan_list(want, fact)
+            blocked = obstacle(want, fact) or stranger(want, fact, ())
+            return blocked or self._plan_list(want, fact)
         return self._plan_files(want, fact, manifest)
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
@@ -79,40 +80,43 @@ class ShardsStep(Step):
         )
         fetch = Change(
             f"download what {model.path} lacks",
-            f"{len(fact.files)} files there, none can be judged before the list is known",
+            f"{len(fact.finished)} files there, none can be judged before the list is known",
             self._action(want),
             undo="what was there stays; wrong files are renamed to NAME.bad",
         )
         return Plan.change("the file list is not known yet", ask, fetch)
 
     def _plan_files(self, want: Deployment, fact: ShardsFact, manifest: Manifest) -> Plan:
-        path = want.playbook.model.path
-        total = sum(file.size for file in manifest.files)
-        left = [file for file in manifest.files if not fact.verified(file)]
+        path, files = want.playbook.model.path, manifest.files
+        left = [file for file in files if not fact.verified(file)]
+        found = leftovers(fact, files)
+        useless = found.useless_text(want.id)
         if not left:
-            kinds = "sha256" if any(file.sha256 for file in manifest.files) else "git hash"
-            count = len(manifest.files)
-            return Plan.nothing(f"{count} files, {size_text(total)}, all verified ({kinds})")
-        there = sum(fact.present(file) for file in left)
-        lacking = sum(file.size for file in left) - there
-        if blocked := self._no_room(want, fact, lacking, len(left)):
+            kinds = "sha256" if any(file.sha256 for file in files) else "git hash"
+            total = size_text(sum(file.size for file in files))
+            reason = f"{len(files)} files, {total}, all verified ({kinds})"
+            return Plan.nothing("; ".join(filter(None, [reason, useless])))
+        blocked = (
+            obstacle(want, fact) or stranger(want, fact, files) or no_room(want, fact, left, found)
+        )
+        if blocked:
             return blocked
-        if not fact.writable:
-            return Plan.blocked(
-                f"{fact.near} is not writable", "check the mount and the rights of model.path"
-            )
-        verb = "verify" if lacking == 0 else "download"
-        reason = f"{len(manifest.files) - len(left)} of {len(manifest.files)} files verified"
+        to_fetch = lacking(fact, left, found)
+        there = sum(file.size for file in left) - to_fetch
+        reasons = [f"{len(files) - len(left)} of {len(files)} files verified"]
         if there:
-            reason += f", {size_text(there)} of the rest is there and will be checked"
+            reasons[0] += f", {size_text(there)} of the rest is there and will be checked"
+        reasons += filter(None, [found.adopted_text(), useless])
         if fact.record_error:
-            reason += f"; the hash record is unreadable ({fact.record_error})"
+            reasons.append(f"the hash record is unreadable ({fact.record_error})")
         if fact.running:
-            reason += f"; a download runs (pid {fact.running}) and is joined"
+            reasons.append(f"a download runs (pid {fact.running}) and is joined")
+        reason = "; ".join(reasons)
+        verb = "verify" if to_fetch == 0 else "download"
         return Plan.change(
             reason,
             Change(
-                f"{verb} {len(left)} files, {size_text(lacking or there)}, to {path}",
+                f"{verb} {len(left)} files, {size_text(to_fetch or there)}, to {path}",
                 reason,
                 self._action(want),
                 undo="what was there stays; wrong files are renamed to NAME.bad",
@@ -121,36 +125,33 @@ class ShardsStep(Step):
 
     @staticmethod
     def _action(want: Deployment) -> Procedure:
-        download = want.playbook.download
-        endpoint = download.target_endpoint or download.endpoint
+        rules = want.playbook.download
+        floor = ""
+        if rules.floor_bytes_per_s:
+            floor = (
+                f"below {size_text(rules.floor_bytes_per_s)}/s over {rules.floor_window_s:g} s, "
+            )
         return Procedure(
             want.guest,
-            f"job {job_name(want)}: range requests to {endpoint}, {download.connections} at a "
-            f"time, into NAME.part; sha256 while receiving; renamed when right; "
-            f"no byte for {download.stall_s:g} s: killed and resumed, "
-            f"at most {download.max_restarts} times",
+            f"job {job_name(want)}: {methods_text(want)}; into NAME.part, sha256 while receiving, "
+            f"renamed when right. A method without a byte for {rules.stall_s:g} s, {floor}or "
+            f"{rules.phase_s:g} s without getting to bytes is killed, the bytes stay, and the next "
+            f"goes on; {rules.stalls_per_method} kills bar it. "
+            f"A job that vanishes is started again, at most {rules.max_restarts} times",
         )
 
-    @staticmethod
-    def _no_room(want: Deployment, fact: ShardsFact, lacking: int, files: int) -> Plan | None:
-        margin = want.playbook.download.margin_bytes
-        path = want.playbook.model.path
-        if lacking and lacking + margin > fact.free:
-            others = [f"{p} ({size_text(free)} free)" for p, free in fact.elsewhere]
-            others = [
-                o
-                for o, (_, free) in zip(others, fact.elsewhere, strict=True)
-                if free > lacking + margin
-            ]
-            move = f", or set model.path below {' or '.join(others)}" if others else ""
-            return Plan.blocked(
-                f"{path}: {size_text(fact.free)} free, {size_text(lacking)} to download and "
-                f"{size_text(margin)} margin needed",
-                f"free {size_text(lacking + margin - fact.free)} at {fact.near}{move}",
-            )
-        if fact.inodes_total and fact.inodes < files + INODES_SPARE:
-            return Plan.blocked(
-                f"{path}: only {fact.inodes} inodes free, {files + INODES_SPARE} needed",
-                f"remove small files from the file system of {fact.near}",
-            )
-        return None
+
+def methods_text(want: Deployment) -> str:
+    """The methods that the playbook allows and feeds, in their order."""
+    rules = want.playbook.download
+    endpoint = rules.target_endpoint or rules.endpoint
+    limit = ""
+    if rules.bwlimit_bytes_per_s:
+        limit = f", at most {size_text(rules.bwlimit_bytes_per_s)}/s"
+    said = {
+        "range": f"range requests to {endpoint} ({rules.connections} at a time{limit})",
+        "hf-xet": "hf-xet from the venv",
+        "mirror": f"range requests to {', '.join(rules.mirrors)}" if rules.mirrors else "",
+        "peer": f"rsync from {rules.peer.user}@{rules.peer.address}" if rules.peer else "",
+    }
+    return ", then ".join(said[method] for method in rules.methods if said[method])

@@ -2,72 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
 
+from deployer.agents.fetch.holders import Holder
+from deployer.agents.fetch.partials import Partial
 from deployer.model import Probe, ProbeOutput, Where
 from deployer.shell import quote, words
 from deployer.state import ManifestFile
 
 PROBE = "shards"
-
-_LOOK = r"""
-import json, os, sys
-root = sys.argv[1]
-out = {"exists": os.path.isdir(root), "files": {}, "parts": {}, "bad": [], "record": None,
-       "record_error": "", "running": 0, "elsewhere": []}
-for base, folders, names in os.walk(root):
-    folders[:] = [f for f in folders if f not in (".cache", ".deployer", ".git")]
-    for name in names:
-        path = os.path.join(base, name)
-        try:
-            st = os.stat(path)
-        except OSError:
-            continue
-        rel = os.path.relpath(path, root)
-        if rel.endswith(".part"):
-            out["parts"][rel[:-5]] = st.st_size
-        elif rel.endswith(".bad"):
-            out["bad"].append(rel)
-        else:
-            out["files"][rel] = [st.st_size, st.st_mtime_ns]
-    if len(out["files"]) > 20000:
-        break
-try:
-    with open(os.path.join(root, ".deployer", "verified.json")) as f:
-        out["record"] = json.load(f)["files"]
-except FileNotFoundError:
-    pass
-except Exception as e:
-    out["record_error"] = "%s: %s" % (type(e).__name__, e)
-try:
-    with open(os.path.join(root, ".deployer", "lock")) as f:
-        who = json.load(f)
-    with open("/proc/%d/stat" % who["pid"]) as f:
-        row = f.read().rpartition(")")[2].split()
-    if row[0] not in "ZX" and int(row[19]) == who["start"]:
-        out["running"] = who["pid"]
-except (OSError, ValueError, KeyError, TypeError, IndexError):
-    pass
-near = os.path.abspath(root)
-while not os.path.isdir(near):
-    near = os.path.dirname(near)
-fs = os.statvfs(near)
-out.update(near=near, writable=os.access(near, os.W_OK | os.X_OK), free=fs.f_bavail * fs.f_frsize,
-           inodes=fs.f_favail, inodes_total=fs.f_files)
-seen = {os.stat(near).st_dev}
-for other in ("/", "/srv", "/mnt", "/data", "/home", "/var/lib"):
-    try:
-        dev = os.stat(other).st_dev
-        if dev not in seen:
-            seen.add(dev)
-            fs = os.statvfs(other)
-            out["elsewhere"].append([other, fs.f_bavail * fs.f_frsize])
-    except OSError:
-        continue
-print(json.dumps(out))
-"""
+OWN_SUFFIXES = (".part", ".part.map", ".bad")
 
 
 @dataclass(frozen=True)
@@ -81,29 +31,55 @@ class Verified:
 
 
 @dataclass(frozen=True)
-class ShardsFact:
-    """The folder as it is now. Sizes and free space in bytes.
+class Room:
+    """One file system. `at`: a folder on it. `inodes_total` is 0 where there is no such limit."""
 
-    `files`: path -> (size, mtime_ns); `parts`: path -> bytes of the prefix; `running`: pid of a
-    live download; `problem`: why the folder could not be examined, '' when it was.
+    at: str
+    free: int
+    inodes: int
+    inodes_total: int
+    readonly: bool = False
+
+
+@dataclass(frozen=True)
+class ShardsFact:
+    """The folder as it is now. Sizes and free space in bytes. Nothing here is judged.
+
+    `files`: path -> (size, mtime_ns), of whatever lies there; `parts`: path of the file that a
+    NAME.part becomes -> its valid bytes; `problem`: why the folder could not be examined, '' when
+    it was; `problems`: what could not be read, or written, below it.
     """
 
     python: bool = True
     problem: str = ""
+    problems: tuple[str, ...] = ()
     exists: bool = False
     near: str = "/"
-    """The folder itself, or its nearest ancestor that exists: where space is measured."""
+    """The folder itself, or its nearest ancestor that exists."""
+    obstacle: str = ""
+    """What stands where the folder, or one above it, should be."""
     writable: bool = True
-    free: int = 0
-    inodes: int = 0
-    inodes_total: int = 0
+    rooms: Mapping[str, Room] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Sub-folder -> key of its file system, where that is not its parent's; '' is the folder."""
     files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     parts: Mapping[str, int] = field(default_factory=dict)
     bad: tuple[str, ...] = ()
+    partials: tuple[Partial, ...] = ()
+    """Of other clients, and of our own children."""
     record: Mapping[str, Verified] = field(default_factory=dict)
     record_error: str = ""
     running: int = 0
+    """pid of our own live download, 0 when there is none."""
+    running_command: str = ""
+    holders: tuple[Holder, ...] = ()
+    """Live processes that write to a file of the folder, or hold a lock there."""
     elsewhere: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def finished(self) -> tuple[str, ...]:
+        """The files that are none of our partial or quarantined ones."""
+        return tuple(name for name in self.files if not name.endswith(OWN_SUFFIXES))
 
     def verified(self, file: ManifestFile) -> bool:
         """True when size, mtime and recorded hash all say that the right bytes are there."""
@@ -117,11 +93,18 @@ class ShardsFact:
         return bool(file.blob_id) and row.blob_id == file.blob_id
 
     def present(self, file: ManifestFile) -> int:
-        """Bytes of `file` that need no further space: a prefix, or a file still to be judged."""
-        there = self.files.get(file.path)
-        if there is not None and there[0] <= file.size:
-            return there[0]
-        return min(self.parts.get(file.path, 0), file.size)
+        """Bytes of `file` under its own names: a prefix, or a whole file still to be judged."""
+        size = self.files.get(file.path, (0, 0))[0]
+        # aria2 gives its file the whole length from the beginning.
+        if size > file.size or f"{file.path}.aria2" in self.files:
+            size = 0
+        return max(size, min(self.parts.get(file.path, 0), file.size))
+
+    def room_of(self, path: str) -> str:
+        """Key of the file system that `path`, below the folder, lies on or will lie on."""
+        while path and path not in self.places:
+            path = path.rpartition("/")[0]
+        return self.places.get(path, "")
 
 
 def find_python(venv: str) -> str:
@@ -133,12 +116,26 @@ def find_python(venv: str) -> str:
     )
 
 
+@functools.cache
+def look_script() -> str:
+    """The agent's own look at a folder as one Python text, so that both sides see the same."""
+    folder = resources.files("deployer.agents").joinpath("fetch")
+    texts = [folder.joinpath(f"{name}.py").read_text("utf-8") for name in ("partials", "holders")]
+    texts.append(folder.joinpath("look.py").read_text("utf-8"))
+    ours = re.compile(r"^from (?:__future__|deployer)\b.*? import (?:\([^)]*\)|.*)\n", re.MULTILINE)
+    head = "from __future__ import annotations\n"
+    return head + "".join(ours.sub("", text) for text in texts) + _MAIN
+
+
+_MAIN = "\nprint(json.dumps(look(sys.argv[1])))\n"
+
+
 def shards_probe(path: str, venv: str, where: Where) -> Probe:
     """The probe of one model folder."""
     script = (
         find_python(venv)
         + "if [ -z \"$py\" ]; then printf 'no python\\n'; exit 0; fi\n"
-        + f'exec "$py" -I -S -c {words([_LOOK, path])}\n'
+        + f'exec "$py" -I -S -c {words([look_script(), path])}\n'
     )
     return Probe(PROBE, where, script, parse_shards, timeout_s=15.0)
 
@@ -153,28 +150,52 @@ def parse_shards(output: ProbeOutput) -> ShardsFact:
     try:
         if output.exit != 0:
             raise ValueError(f"exit {output.exit}")
-        row = json.loads(text)
-        record = {
-            str(path): Verified(
-                int(v["size"]), int(v["mtime_ns"]), str(v["sha256"]), str(v.get("blob_id", ""))
-            )
-            for path, v in (row["record"] or {}).items()
-        }
-        return ShardsFact(
-            exists=bool(row["exists"]),
-            near=str(row["near"]),
-            writable=bool(row["writable"]),
-            free=int(row["free"]),
-            inodes=int(row["inodes"]),
-            inodes_total=int(row["inodes_total"]),
-            files={str(k): (int(v[0]), int(v[1])) for k, v in row["files"].items()},
-            parts={str(k): int(v) for k, v in row["parts"].items()},
-            bad=tuple(str(name) for name in row["bad"]),
-            record=record,
-            record_error=str(row["record_error"]),
-            running=int(row["running"]),
-            elsewhere=tuple((str(p), int(free)) for p, free in row["elsewhere"]),
-        )
+        return _fact(json.loads(text))
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         lines = (output.error_text.strip() or text or str(error)).splitlines()
         return ShardsFact(problem=f"the model folder could not be examined: {lines[-1][:200]}")
+
+
+def _fact(row: Mapping[str, Any]) -> ShardsFact:
+    """Raises ValueError, KeyError, TypeError, AttributeError for a row that is not as it should."""
+    files = {str(k): (int(v[0]), int(v[1])) for k, v in row["files"].items()}
+    parts = {name[: -len(".part")]: files[name][0] for name in files if name.endswith(".part")}
+    parts.update((str(name), int(valid)) for name, valid in row["maps"].items())
+    record = {
+        str(path): Verified(
+            int(v["size"]), int(v["mtime_ns"]), str(v["sha256"]), str(v.get("blob_id", ""))
+        )
+        for path, v in row["record"].items()
+    }
+    rooms = {
+        str(key): Room(
+            str(v["at"]),
+            int(v["free"]),
+            int(v["inodes"]),
+            int(v["inodes_total"]),
+            bool(v["readonly"]),
+        )
+        for key, v in row["rooms"].items()
+    }
+    return ShardsFact(
+        problems=tuple(str(text) for text in row["problems"]),
+        exists=bool(row["exists"]),
+        near=str(row["near"]),
+        obstacle=str(row["obstacle"]),
+        writable=bool(row["writable"]),
+        rooms=rooms,
+        places={str(k): str(v) for k, v in row["places"].items()},
+        files=files,
+        parts=parts,
+        bad=tuple(name for name in files if name.endswith(".bad")),
+        partials=tuple(
+            Partial(str(c), str(p), int(used), int(prefix), str(n), str(e), int(total))
+            for c, p, used, prefix, n, e, total in row["partials"]
+        ),
+        record=record,
+        record_error=str(row["record_error"]),
+        running=int(row["running"]),
+        running_command=str(row["running_command"]),
+        holders=tuple(Holder(int(pid), str(cmd), str(at)) for pid, cmd, at in row["holders"]),
+        elsewhere=tuple((str(p), int(free)) for p, free in row["elsewhere"]),
+    )

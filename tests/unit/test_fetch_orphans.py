@@ -370,7 +370,14 @@ def test_a_reader_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_secrets_of_a_command_line_are_left_out() -> None:
-    words = ["--header=Authorization: Bearer abc", "--token", "t0k", "http://me:pw@h/", "hf_abcdef"]
+    words = [
+        "--header=Authorization: Bearer abc",
+        "--token",
+        "t0k",
+        "http://me:pw@h/",
+        "http://h:80/x",
+        "hf_abcdef",
+    ]
     child = subprocess.Popen(
         [sys.executable, "-c", "print(1, flush=True); input()", *words],
         stdin=subprocess.PIPE,
@@ -382,6 +389,7 @@ def test_secrets_of_a_command_line_are_left_out() -> None:
         shown = command_of(child.pid)
     finally:
         child.communicate("\n", timeout=10)
+    assert "http://me:***@h/ http://h:80/x" in shown
     assert "Bearer ***" in shown and not any(word in shown for word in ("abc", "t0k", "pw@"))
     assert command_of(2**22 + 1) == ""
 

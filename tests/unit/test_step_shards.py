@@ -15,7 +15,7 @@ from deployer.model import Facts, Plan, PlanState, ProbeOutput, Where
 from deployer.playbook import Playbook
 from deployer.state import DeploymentState, Manifest, ManifestFile
 from deployer.steps.shards import ShardsStep
-from deployer.steps.shards_facts import ShardsFact, Verified, parse_shards, shards_probe
+from deployer.steps.shards_facts import Room, ShardsFact, Verified, parse_shards, shards_probe
 
 FILES = [
     ManifestFile(path="a.safetensors", size=1000, sha256="1" * 64),
@@ -42,7 +42,14 @@ def pinned(asked: str = "main") -> DeploymentState:
     return DeploymentState(manifest=manifest)
 
 
-EMPTY = ShardsFact(near="/srv", free=10_000, inodes=1000, inodes_total=2000)
+SRV = Room("/srv", 10_000, 1000, 2000)
+EMPTY = ShardsFact(near="/srv", rooms={"1": SRV}, places={"": "1"})
+
+
+def room(free: int = 10_000, inodes: int = 1000, inodes_total: int = 2000) -> dict[str, Room]:
+    return {"1": Room("/srv", free, inodes, inodes_total)}
+
+
 WHOLE = replace(
     EMPTY,
     exists=True,
@@ -100,19 +107,19 @@ def test_another_revision_asks_anew_and_the_same_branch_stays_pinned() -> None:
 
 
 def test_what_is_there_needs_no_room() -> None:
-    nearly = replace(EMPTY, parts={"a.safetensors": 950}, free=160)
+    nearly = replace(EMPTY, parts={"a.safetensors": 950}, rooms=room(160))
     assert plan(nearly).state is PlanState.CHANGES
-    full = replace(EMPTY, free=1109, elsewhere=(("/mnt", 5000), ("/home", 10)))
+    full = replace(EMPTY, rooms=room(1109), elsewhere=(("/mnt", 5000), ("/home", 10)))
     refused = plan(full)
     assert refused.state is PlanState.BLOCKED
     assert "1.1 kB free, 1.0 kB to download" in refused.reason and PATH in refused.reason
     assert "/mnt" in refused.fix and "/home" not in refused.fix
-    assert plan(replace(EMPTY, free=1110)).state is PlanState.CHANGES
+    assert plan(replace(EMPTY, rooms=room(1110))).state is PlanState.CHANGES
 
 
 def test_inodes_count_where_the_file_system_has_them() -> None:
-    assert plan(replace(EMPTY, inodes=5)).state is PlanState.BLOCKED
-    assert plan(replace(EMPTY, inodes=0, inodes_total=0)).state is PlanState.CHANGES
+    assert plan(replace(EMPTY, rooms=room(inodes=5))).state is PlanState.BLOCKED
+    assert plan(replace(EMPTY, rooms=room(inodes=0, inodes_total=0))).state is PlanState.CHANGES
 
 
 def test_files_of_unknown_origin_are_verified_not_fetched() -> None:
@@ -152,8 +159,9 @@ def test_the_probe_sees_files_parts_record_and_space(tmp_path: Path) -> None:
     record = root / ".deployer" / "verified.json"
     record.write_text(json.dumps({"version": 1, "files": {"a.safetensors": row}}))
     fact = run_probe(root)
-    assert fact.problem == "" and fact.exists and fact.free > 0
-    assert dict(fact.files) == {"a.safetensors": (5, facts.st_mtime_ns)}
+    assert fact.problem == "" and fact.exists and fact.rooms[fact.places[""]].free > 0
+    assert fact.finished == ("a.safetensors",)
+    assert fact.files["a.safetensors"] == (5, facts.st_mtime_ns)
     assert dict(fact.parts) == {"b.safetensors": 3} and fact.bad == ("c.safetensors.bad",)
     assert fact.verified(ManifestFile(path="a.safetensors", size=5, sha256="1" * 64))
     record.write_text("{")

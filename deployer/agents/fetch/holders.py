@@ -14,7 +14,8 @@ import re
 from typing import NamedTuple
 
 _SECRET = re.compile(
-    r"(hf_|bearer\s+|--?[\w-]*(?:token|password|passwd|secret|api-key)[ =]|://[^/@\s:]*:)[^\s@'\"]+",
+    r"(hf_|bearer\s+|--?[\w-]*(?:token|password|passwd|secret|api-key)[ =]"
+    r"|://[^/@\s:]*:(?=[^/@\s]*@))[^\s@'\"]+",
     re.IGNORECASE,
 )
 

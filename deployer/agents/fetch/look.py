@@ -15,7 +15,7 @@ import os
 import stat
 from typing import Any
 
-from deployer.agents.fetch.holders import Inode, holders
+from deployer.agents.fetch.holders import Inode, command_of, holders
 from deployer.agents.fetch.partials import HF_PLACE, MOST_CONTROL, OWN_HF, below, partials, walk
 
 HIDDEN = (".cache", ".deployer", ".git")
@@ -50,6 +50,7 @@ def look(root: str) -> dict[str, Any]:
     _remember(inodes, os.path.join(root, ".deployer", "lock"), ".deployer/lock")
     out["holders"] = holders(inodes)
     out["running"] = _running(root)
+    out["running_command"] = command_of(out["running"]) if out["running"] else ""
     out.update(_room(root, folders))
     return out
 
