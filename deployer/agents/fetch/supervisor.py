@@ -1,0 +1,319 @@
+"""Runs the ladder of methods until every file is verified, and watches each from outside.
+
+One worker at a time. It holds nothing that a kill can lose: the bytes are in files, the lock is the
+kernel's, and the worker dies with this process.
+"""
+
+# Paths are plain strings here, as everywhere in the agent.
+# ruff: noqa: PTH100, PTH118
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from types import FrameType
+
+from deployer.agents.fetch import methods, orphans
+from deployer.agents.fetch.child import Child, become_reaper
+from deployer.agents.fetch.common import (
+    BAD_MANIFEST,
+    DENIED,
+    DISK_ERROR,
+    DISK_FULL,
+    GAVE_UP,
+    MALFORMED,
+    MISMATCH,
+    NOT_FOUND,
+    UNTRUSTED,
+    Fatal,
+    disk,
+    log,
+    only_one,
+    replace_file,
+    warn,
+)
+from deployer.agents.fetch.figures import Figures, whole
+from deployer.agents.fetch.manifest import Job
+from deployer.agents.fetch.methods import Method
+from deployer.agents.fetch.stock import HF, INCOMING, Stock, untwin
+from deployer.agents.fetch.watchdog import Sample, Verdict, Watchdog
+
+EVERY_S = 1.0
+NO_CURE = frozenset({BAD_MANIFEST, MISMATCH, DENIED, NOT_FOUND, DISK_FULL, MALFORMED, DISK_ERROR})
+"""Codes of a worker that end the job: no other method can help."""
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Interrupted(Exception):
+    """A signal asked us to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"signal {number}")
+        self.number = number
+
+
+def supervise(job: Job, token: str) -> int:
+    """The whole job. 0: complete and verified; 128 + n: ended by signal n. Raises Fatal."""
+    with only_one(job.path) as handle:
+        supervisor = Supervisor(job, token, handle)
+        with supervisor.signals():
+            try:
+                return supervisor.run()
+            except Interrupted as stop:
+                log(f"stopped by signal {stop.number} at {supervisor.figures.place()}; all kept")
+                return 128 + stop.number
+
+
+class Supervisor:
+    """The ladder of one job. `lock` is the descriptor of the held lock."""
+
+    def __init__(self, job: Job, token: str, lock: int) -> None:
+        self.job, self.limits = job, job.limits
+        self.lock = fcntl.fcntl(lock, fcntl.F_DUPFD_CLOEXEC, 10)
+        self.environ = dict(os.environ)
+        self.ladder = methods.ladder(job, token, self.environ)
+        self.stock = Stock(job.path, job.files)
+        self.figures = Figures(job.files, time.monotonic())
+        self.progress = os.path.abspath("progress")
+        self.strikes: dict[str, int] = {}
+        self.barred: dict[str, str] = {}
+        self.untrusted = False
+        self.asked_to_stop = 0
+        self.wake, self._waker = os.pipe()
+        for end in (self.wake, self._waker):
+            os.set_blocking(end, False)
+
+    # ---- the story
+
+    def run(self) -> int:
+        """Method after method. Raises Fatal when none is left, or when none could help."""
+        if self.look():
+            become_reaper()
+            log(f"{len(self.job.files)} files, {self.job.total} bytes, to {self.job.path}")
+            self.collect()
+        position = 0
+        while self.look():
+            self.heed_signals()
+            method = self.next_method(position)
+            position = self.ladder.index(method) + 1
+            log(f"{method.name}: {len(self.stock.left)} files to go, {self.figures.place()}")
+            verdict, child = self.work(method)
+            self.collect()
+            if not self.look():
+                break
+            self.judge(method, verdict, child)
+        self.show()
+        log("complete: every file is verified")
+        return 0
+
+    def look(self) -> int:
+        """How many files are not verified, by stats and the record alone."""
+        left = self.stock.look()
+        self.figures.files_done = len(self.job.files) - len(left)
+        self.count()
+        return len(left)
+
+    def count(self) -> None:
+        """Bytes of all files, as the disk shows them."""
+        self.figures.shards = self.stock.shards()
+        there = sum(done for _, done, _ in self.figures.shards)
+        lacking = sum(size for _, _, size in self.figures.shards)
+        self.figures.bytes = self.job.total - lacking + there
+
+    def next_method(self, position: int) -> Method:
+        """The first one from `position` on, round and round, that can be used. Raises Fatal."""
+        count = len(self.ladder)
+        for method in (self.ladder[(position + step) % count] for step in range(count)):
+            if method.name in self.barred:
+                continue
+            obstacle = method.obstacle()
+            if not obstacle:
+                return method
+            self.barred[method.name] = obstacle
+            log(f"{method.name} cannot be used: {obstacle}")
+        why = "; ".join(f"{name}: {reason}" for name, reason in self.barred.items()) or "none given"
+        raise Fatal(
+            UNTRUSTED if self.untrusted else GAVE_UP,
+            f"no method is left at {self.figures.place()}: {why}",
+        )
+
+    def judge(self, method: Method, verdict: Verdict | None, child: Child) -> None:
+        """What a worker's end means for its method. Raises Fatal when it means the job's end."""
+        if verdict is None and child.status == 0:
+            left = self.stock.left
+            self.bar(method, f"ended without {len(left)} files, first {left[0].path}")
+            return
+        code, text = child.status or 0, str(child.error.get("error") or "")
+        if verdict is not None:
+            self.figures.stalls += 1
+            self.strike(method, verdict.text(self.figures.place()), "; killed")
+        elif code < 0:
+            self.strike(method, f"{how_ended(code)} at {self.figures.place()}")
+        elif code in NO_CURE and code not in method.passing:
+            raise Fatal(code, text or f"{method.name} {how_ended(code)}")
+        else:
+            if code == UNTRUSTED:
+                self.untrusted = True
+            self.bar(method, f"failed: {text or how_ended(code)}")
+
+    def strike(self, method: Method, what: str, then: str = "") -> None:
+        """A stall, or a death that nobody explained: the method may get another turn."""
+        count = self.strikes[method.name] = self.strikes.get(method.name, 0) + 1
+        if count >= self.limits.stalls_per_method:
+            self.barred[method.name] = f"{what}, the {count}. such end" if count > 1 else what
+        self.say_next(method, what + then)
+
+    def bar(self, method: Method, what: str) -> None:
+        """No more of it in this run."""
+        self.barred[method.name] = what
+        self.say_next(method, what)
+
+    def say_next(self, method: Method, what: str) -> None:
+        """The warning; its end names what comes next, or that nothing does."""
+        after = self.next_method(self.ladder.index(method) + 1)
+        warn(f"{method.name} {what}, going on with {after.name}")
+
+    # ---- one worker
+
+    def work(self, method: Method) -> tuple[Verdict | None, Child]:
+        """Runs one worker to its end, or to the watchdog's verdict. Raises Interrupted, Fatal."""
+        self.figures.start(method.name)
+        child = Child(method.words, method.environ, self.lock)
+        try:
+            verdict = self.watch(method, child)
+        finally:
+            child.clear()
+        self.figures.take(child.line)
+        return verdict, child
+
+    def watch(self, method: Method, child: Child) -> Verdict | None:
+        """One look a second until it ends by itself (None) or must go."""
+        dog = Watchdog(self.limits)
+        due, writing = 0.0, written()
+        while not child.ended():
+            child.read()
+            self.heed_signals()
+            now = time.monotonic()
+            if now >= due:
+                due = now + EVERY_S
+                before, writing = writing, written()
+                if child.line:
+                    self.figures.take(child.line)
+                self.measure(method, child)
+                self.show()
+                flushing = writing > before and child.blocked()
+                verdict = dog.see(self.sample(now, flushing))
+                if verdict is not None:
+                    return verdict
+            pipes = [self.wake] + ([child.pipe] if child.pipe is not None else [])
+            select.select(pipes, [], [], max(0.0, due - time.monotonic()))
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake, 64)
+        return None
+
+    def sample(self, now: float, flushing: bool) -> Sample:
+        """The figures as the watchdog takes them."""
+        return Sample(
+            at=now,
+            wire=self.figures.sum("received"),
+            moved=self.figures.sum("moved"),
+            disk=self.stock.on_disk(),
+            phase=self.figures.phase,
+            pausing=self.figures.pause > 0,
+            flushing=flushing,
+        )
+
+    def measure(self, method: Method, child: Child) -> None:
+        """Bytes and shards: the worker's own where it knows them, else by stats."""
+        row = child.line
+        if not method.own_figures or "bytes" not in row:
+            self.count()
+            return
+        self.figures.bytes = min(self.job.total, whole(row, "bytes"))
+        self.figures.files_done = whole(row, "files_done")
+        shards = row.get("shards")
+        if isinstance(shards, list):
+            self.figures.shards = [(str(p), int(done), int(size)) for p, done, size in shards]
+
+    def collect(self) -> None:
+        """What workers left: partials become NAME.part, complete bytes are hashed and renamed."""
+        self.figures.phase = "settling"
+        with disk(self.job.path):
+            untwin(os.path.join(self.job.path, HF))
+        orphans.adopt_all(self.job.path, self.stock.look())
+        # What was of use is taken. The rest is shorter than what we have, and huggingface_hub's
+        # metadata would claim files that are gone.
+        for folder in (HF, INCOMING):
+            shutil.rmtree(os.path.join(self.job.path, folder), ignore_errors=True)
+        self.settle()
+
+    def settle(self) -> None:
+        """Hashes what is complete, in a worker without network. Raises Fatal."""
+        self.stock.look()
+        if not self.stock.complete_unverified():
+            return
+        method = methods.settle(self.environ)
+        verdict, child = self.work(method)
+        if verdict is not None:
+            raise Fatal(DISK_ERROR, f"checking what is there {verdict.text(self.figures.place())}")
+        if child.status:
+            text = str(child.error.get("error") or f"its worker {how_ended(child.status)}")
+            code = child.status if child.status > 0 else GAVE_UP
+            raise Fatal(code, f"checking what is there: {text}")
+
+    # ---- signals and the progress file
+
+    def show(self) -> None:
+        """Writes the progress file."""
+        replace_file(self.progress, self.figures.line(time.monotonic()) + "\n", sync=False)
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """SIGTERM, SIGINT and SIGHUP end the work at the next look, SIGCHLD only wakes it."""
+        before: Mapping[int, object] = {
+            number: signal.signal(number, self.note) for number in (*_SIGNALS, signal.SIGCHLD)
+        }
+        waker = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(waker)
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
+            for handle in (self.wake, self._waker, self.lock):
+                os.close(handle)
+
+    def heed_signals(self) -> None:
+        """Raises Interrupted."""
+        if self.asked_to_stop:
+            raise Interrupted(self.asked_to_stop)
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        """The handler: only remembers."""
+        if number in _SIGNALS:
+            self.asked_to_stop = number
+
+
+def how_ended(code: int) -> str:
+    """For a log line: an exit code, or minus a signal."""
+    if code < 0:
+        return f"was killed by signal {-code}"
+    return f"ended with code {code}, see the lines above"
+
+
+def written() -> int:
+    """Pages that the kernel has written to disks since boot, 0 where it does not say."""
+    try:
+        with open("/proc/vmstat", encoding="ascii") as stream:  # noqa: PTH123
+            for line in stream:
+                if line.startswith("nr_written "):
+                    return int(line.split()[1])
+    except (OSError, ValueError):
+        return 0
+    return 0
