@@ -7,12 +7,10 @@ store). REQUESTS_CA_BUNDLE and CURL_CA_BUNDLE mean nothing to it.
 
 from __future__ import annotations
 
-import email.utils
 import os
 import re
 import time
 import urllib.parse
-import urllib.request
 from pathlib import Path
 
 from deployer.hub_manifest import HubError
@@ -95,6 +93,8 @@ def passing(error: BaseException) -> bool:
 
 def asked_pause(error: BaseException) -> float:
     """Seconds that the Hub asks to wait (Retry-After, RateLimit); 0.0 when it does not."""
+    import email.utils  # with urllib.request below 30 ms that most runs do not need
+
     headers = _headers(error)
     text = str(headers.get("retry-after", "")).strip()
     if text.isdigit():
@@ -241,6 +241,8 @@ def _offline(error: BaseException) -> bool:
 
 def _through(endpoint: str) -> str:
     """` (through the proxy of HTTPS_PROXY, http://proxy:3128)`, '' where none is used."""
+    import urllib.request
+
     parts = urllib.parse.urlsplit(endpoint)
     proxies = urllib.request.getproxies_environment()
     for kind in (parts.scheme, "all"):

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from deployer import hub
 from deployer.deployment import Deployment
 from deployer.engine import Engine, Outcome, Selection
 from deployer.errors import CommandOverdue, Defect, DeployError, Interrupted
@@ -49,6 +50,8 @@ class UpOptions:
     steps: Callable[[], list[Step]] = all_steps
     serves: bool = True
     """Whether the run ends with a server: `down` does not."""
+    repin: bool = False
+    """Ask the Hub what the model's revision is now; else a branch stays at its pinned commit."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
@@ -222,6 +225,9 @@ def _one(
         environ=options.environ,
         on_step=on_step,
     )
+    pin = own.manifest
+    if options.repin:
+        _repin(want, own, options, bus)
     outcome, facts = engine.plan()
     result.outcome = outcome
     if options.dry_run:
@@ -232,9 +238,12 @@ def _one(
     if acting.pending:
         if options.confirm is not None and not options.confirm(want, acting):
             result.declined = True
+            own.manifest = pin
             return
         session.want_lock(run_id)
         facts = engine.look("under the host lock")
+    if own.manifest != pin:
+        state_file.save(state)
     facts = engine.apply(outcome, facts, selection)
     result.left = [
         step.name
@@ -244,6 +253,26 @@ def _one(
     ]
     if options.serves:
         result.result = proven(want, steps, facts, own)
+
+
+def _repin(want: Deployment, own: DeploymentState, options: UpOptions, bus: Bus) -> None:
+    """The newest file list of the revision in place of the pinned one; not saved here.
+
+    Raises HubError, and then the pin is as it was.
+    """
+    token = options.environ.get(want.playbook.download.token_env) or None
+    before, after = own.manifest, hub.fetch_manifest(want.playbook, token)
+    what = f"{after.repo} {after.asked}"
+    if before is None or (before.repo, before.asked) != (after.repo, after.asked):
+        text = f"{what} is {after.commit[:12]}"
+    elif before.commit == after.commit:
+        text = f"{what} is {after.commit[:12]}, as pinned"
+    else:
+        known = {file.path: file for file in before.files}
+        new = sum(known.get(file.path) != file for file in after.files)
+        text = f"{what} moved from {before.commit[:12]} to {after.commit[:12]}: {new} files differ"
+    own.manifest = after
+    bus.emit(Note(want.host_name, want.id, "shards", "info", text))
 
 
 def address(want: Deployment) -> str:

@@ -70,3 +70,13 @@ def targets(command: F) -> F:
     """Adds HOST[/NAME]... and --all."""
     command = click.argument("words", nargs=-1, metavar="HOST[/NAME]...")(command)
     return click.option("--all", "all_", is_flag=True, help="Every host of the inventory.")(command)
+
+
+def repins(command: F) -> F:
+    """Adds --repin."""
+    return click.option(
+        "--repin",
+        is_flag=True,
+        help="Ask the Hub what model.revision is now. Without it, a branch stays at the commit "
+        "that it was first pinned to.",
+    )(command)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deployer.cli.options import Options, common, targets
+from deployer.cli.options import Options, common, repins, targets
 from deployer.cli.plain import number
 from deployer.cli.report import print_error
 from deployer.model import PlanState
@@ -21,9 +21,15 @@ if TYPE_CHECKING:
 @targets
 @click.option("--exit-code", is_flag=True, help="Exit with 6 when changes are pending.")
 @click.option("--variant", metavar="NAME", help="Plan for this variant of the playbook.")
+@repins
 @common
 def command(
-    options: Options, words: tuple[str, ...], all_: bool, exit_code: bool, variant: str | None
+    options: Options,
+    words: tuple[str, ...],
+    all_: bool,
+    exit_code: bool,
+    variant: str | None,
+    repin: bool,
 ) -> int:
     """Show what `up` would do; change nothing (same as `up --dry-run`)."""
     from deployer.catalog import Catalog
@@ -32,7 +38,13 @@ def command(
 
     deployments = Catalog.load(options.inventory).select(list(words), all_, variant)
     return run_up(
-        options, deployments, Selection(), dry_run=True, name="plan", exit_on_changes=exit_code
+        options,
+        deployments,
+        Selection(),
+        dry_run=True,
+        name="plan",
+        exit_on_changes=exit_code,
+        repin=repin,
     )
 
 

@@ -12,7 +12,7 @@ import click
 from deployer.catalog import Catalog
 from deployer.cli.deadline import deadline
 from deployer.cli.hosts import Cancel, by_host, exit_code, run_hosts
-from deployer.cli.options import Options, common, targets
+from deployer.cli.options import Options, common, repins, targets
 from deployer.cli.output import open_bus, print_json
 from deployer.cli.plan import plan_document, print_results
 from deployer.cli.report import error_dict, print_error
@@ -33,6 +33,7 @@ _ASKING = threading.Lock()
 @click.option("--from", "first", type=click.Choice(NAMES), metavar="STEP", help="Start at STEP.")
 @click.option("--only", type=click.Choice(NAMES), metavar="STEP", help="Run STEP alone.")
 @click.option("--variant", metavar="NAME", help="Launch this variant of the playbook.")
+@repins
 @common
 def command(
     options: Options,
@@ -42,6 +43,7 @@ def command(
     first: str | None,
     only: str | None,
     variant: str | None,
+    repin: bool,
 ) -> int:
     """Bring hosts or deployments to a proven endpoint.
 
@@ -50,10 +52,16 @@ def command(
     """
     if first and only:
         raise UsageError("--from and --only exclude each other", fix="give one of them")
+    if repin and not Selection(first, only).acts(NAMES, "shards"):
+        raise UsageError(
+            "--repin is of no use without the shards step",
+            fix="leave out --from/--only, or --repin",
+        )
     if options.as_json and not options.yes and not dry_run:
         raise UsageError("--json never applies without --yes", fix="add --yes, or --dry-run")
     deployments = Catalog.load(options.inventory).select(list(words), all_, variant)
-    return run_up(options, deployments, Selection(first, only), dry_run=dry_run, name="up")
+    selection = Selection(first, only)
+    return run_up(options, deployments, selection, dry_run=dry_run, name="up", repin=repin)
 
 
 def run_up(
@@ -66,6 +74,7 @@ def run_up(
     exit_on_changes: bool = False,
     steps: Callable[[], list[Step]] = all_steps,
     serves: bool = True,
+    repin: bool = False,
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code."""
     bus, end = open_bus(options, show_plan=dry_run)
@@ -80,6 +89,7 @@ def run_up(
         confirm=_ask if asks and not dry_run else None,
         steps=steps,
         serves=serves,
+        repin=repin,
     )
     try:
         groups = by_host(deployments)
