@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from deployer.agents.fetch.common import MALFORMED, Fatal, disk
+from deployer.agents.fetch.common import BLOCK, MALFORMED, Fatal, disk
 from deployer.agents.fetch.manifest import File
 
 MAX_HEADER = 32 * 1024 * 1024
@@ -29,11 +29,29 @@ class Digest:
         if self.git is not None:
             self.git.update(data)
 
+    def value(self) -> str:
+        """The hash that the manifest has, of the bytes so far."""
+        return self.sha256.hexdigest() if self.git is None else self.git.hexdigest()
+
     def wrong(self) -> str:
         """'' when the bytes are right, else expected and got."""
-        got = self.sha256.hexdigest() if self.git is None else self.git.hexdigest()
+        got = self.value()
         expected = self.file.sha256 or self.file.blob_id
         return "" if got == expected else f"expected {expected}, got {got}"
+
+
+def hash_file(path: str, file: File, goes_on: Callable[[int], None]) -> Digest:
+    """Hashes a whole file in blocks; `goes_on` gets the bytes of each and may raise.
+
+    Raises Fatal for a file that cannot be read.
+    """
+    digest = Digest(file)
+    buffer = memoryview(bytearray(BLOCK))
+    with disk(path), open(path, "rb", buffering=0) as stream:
+        while got := stream.readinto(buffer):
+            digest.update(buffer[:got])
+            goes_on(got)
+    return digest
 
 
 def broken_header(path: str) -> str:

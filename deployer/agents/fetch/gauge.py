@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import stat
 import threading
 import time
@@ -19,6 +21,7 @@ from deployer.agents.fetch.common import GAVE_UP, Fatal, replace_file
 CHILD_FD = 3
 SHOWN = 16
 WINDOW_S = 10
+FAIL_S = 5.0
 
 Shards = Callable[[], "list[tuple[str, int, int]]"]
 
@@ -128,3 +131,14 @@ class Reporter:
             self._owed = self._owed and owed
         except BrokenPipeError as error:
             raise Fatal(GAVE_UP, "the supervisor is gone") from error
+
+    def fail(self, error: Fatal) -> bool:
+        """Tells the supervisor why this worker ends; False when there is none to tell."""
+        if self.pipe is None:
+            return False
+        # A line that was cut is ended first. Nobody reads for seconds: the code must do.
+        text = "\n" + json.dumps({"error": str(error), "code": error.code}) + "\n"
+        with contextlib.suppress(OSError):
+            if select.select([], [self.pipe], [], FAIL_S)[1]:
+                os.write(self.pipe, text.encode())
+        return True

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import email.utils
 import http.client
+import re
+import socket
 import ssl
+import threading
 import time
 import urllib.parse
 
 from deployer.agents.fetch.common import (
     DENIED,
+    GAVE_UP,
     MISMATCH,
     NOT_FOUND,
     UNTRUSTED,
@@ -17,6 +23,14 @@ from deployer.agents.fetch.common import (
     Fatal,
 )
 from deployer.agents.fetch.manifest import File, Job
+
+MOST_HOPS = 6
+CA_BUNDLES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+)
+"""Where distributions keep it, for a Python that was built for another one."""
 
 
 def origin(url: str) -> tuple[str, str, int]:
@@ -36,82 +50,177 @@ def retry_after(value: str | None, now: float) -> float:
         pass
     try:
         return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - now)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0.0
 
 
+def trust(bundle: str | None) -> ssl.SSLContext:
+    """Verifies against `bundle`, or what this machine trusts. Raises Fatal UNTRUSTED."""
+    try:
+        context = ssl.create_default_context(cafile=bundle)
+    except (OSError, ssl.SSLError) as error:
+        raise Fatal(UNTRUSTED, f"CA bundle {bundle}: {error}") from error
+    places = ssl.get_default_verify_paths()
+    if bundle is None and places.cafile is None and places.capath is None:
+        for path in CA_BUNDLES:
+            with contextlib.suppress(OSError):
+                context.load_verify_locations(path)
+                break
+    return context
+
+
+class Proxy:
+    """An http proxy: `CONNECT` for https, the whole url for http. Its password is never shown."""
+
+    def __init__(self, url: str) -> None:
+        parts = urllib.parse.urlsplit(url)
+        self.host, self.port = parts.hostname or "", parts.port or 80
+        self.headers: dict[str, str] = {}
+        if parts.username is not None:
+            user = urllib.parse.unquote(parts.username)
+            password = urllib.parse.unquote(parts.password or "")
+            pair = base64.b64encode(f"{user}:{password}".encode()).decode("ascii")
+            self.headers["Proxy-Authorization"] = f"Basic {pair}"
+
+    def __str__(self) -> str:
+        return f"the proxy {self.host}:{self.port}"
+
+
+class Body:
+    """The bytes [start, stop) of the file, as they come. `close` and `abort` may come twice."""
+
+    def __init__(
+        self,
+        connection: http.client.HTTPConnection,
+        sock: socket.socket,
+        response: http.client.HTTPResponse,
+        span: tuple[int, int],
+    ) -> None:
+        self.connection, self.sock, self.response = connection, sock, response
+        self.start, self.stop = span
+
+    def readinto(self, view: memoryview) -> int:
+        """What is there, at least one byte; 0 when the connection has ended. Raises OSError."""
+        # The buffered reader hands over its own bytes, then reads straight into `view`.
+        raw = getattr(self.response.fp, "readinto1", None)
+        if raw is not None and not self.response.chunked:
+            return int(raw(view))
+        data = self.response.read1(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def abort(self) -> None:
+        """Wakes a thread that reads; that one closes."""
+        # Not SSLSocket.shutdown: it would let the reader take cipher text for the body.
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Ends the connection at once."""
+        self.response.close()
+        self.connection.close()
+
+
 class Hub:
-    """Opens `resolve` urls and follows them to where the bytes are."""
+    """Asks one endpoint. A mirror's refusals end the mirror, not the job."""
 
     def __init__(self, job: Job, token: str, endpoint: str) -> None:
         self.endpoint = endpoint.rstrip("/")
-        self.base = f"{self.endpoint}/{job.repo}/resolve/{job.commit}/"
-        self.limits = job.limits
-        self.token = token if origin(endpoint) == origin(job.endpoint) else ""
-        bundle = job.ca_bundle
-        try:
-            self.tls = ssl.create_default_context(cafile=bundle)
-        except (OSError, ssl.SSLError) as error:
-            raise Fatal(UNTRUSTED, f"CA bundle {bundle}: {error}") from error
+        self.base = f"{self.endpoint}/{job.repo}/resolve/{urllib.parse.quote(job.commit, '')}/"
+        self.limits, self.ca_bundle = job.limits, job.ca_bundle
+        self.mirror = origin(endpoint) != origin(job.endpoint)
+        self.token = "" if self.mirror else token
+        self.proxy = Proxy(job.proxy) if job.proxy else None
+        self._tls: ssl.SSLContext | None = None
+        self._lock = threading.Lock()
 
-    def open(
-        self, file: File, offset: int
-    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """The answer that carries the bytes from `offset`: 206, or 200 from the beginning.
+    def fatal(self, code: int, text: str) -> Fatal:
+        """The error for what this endpoint refuses."""
+        return Fatal(GAVE_UP, f"{self.endpoint}: {text}") if self.mirror else Fatal(code, text)
 
-        Raises Again or Fatal for every other answer.
+    def tls(self) -> ssl.SSLContext:
+        """One context for all connections, made when the first needs it."""
+        with self._lock:
+            if self._tls is None:
+                self._tls = trust(self.ca_bundle)
+            return self._tls
+
+    def open(self, file: File, offset: int, end: int, ranged: bool = True) -> Body:
+        """The bytes [offset, end), or the file from its beginning where ranges are ignored.
+
+        `ranged`: False never asks for a range. Raises Again, Fatal, OSError or HTTPException.
         """
+        wanted = f"bytes={offset}-{end - 1}" if ranged and (offset, end) != (0, file.size) else ""
         url = self.base + urllib.parse.quote(file.path)
-        for hop in range(6):
+        for hop in range(MOST_HOPS):
             connection = self.connect(url)
+            response = None
             try:
-                response = self.ask(connection, url, offset)
-                if response.status in (301, 302, 303, 307, 308):
+                self.ask(connection, url, wanted)
+                sock = connection.sock
+                response = connection.getresponse()
+                if hop == 0:
                     self.check_linked(file, response)
+                if response.status in (301, 302, 303, 307, 308):
                     url = urllib.parse.urljoin(url, response.getheader("Location") or "")
                     if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
                         raise Again("a redirect to something that is not http(s)")
+                    response.close()
                     connection.close()
                     continue
                 self.check_status(file, response, elsewhere=origin(url) != origin(self.base))
-                if hop == 0:
-                    self.check_linked(file, response)
-                return connection, response
+                return Body(connection, sock, response, placed(response, file, offset, end))
             except BaseException:
+                if response is not None:
+                    response.close()
                 connection.close()
                 raise
-        raise Again("more than 5 redirects")
+        raise Again(f"more than {MOST_HOPS - 1} redirects")
 
     def connect(self, url: str) -> http.client.HTTPConnection:
+        """A connection that is not open yet, to the url's host or to the proxy."""
         scheme, host, port = origin(url)
         timeout = self.limits.recv_timeout_s
-        if scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout, context=self.tls)
-        return http.client.HTTPConnection(host, port, timeout=timeout)
+        near = (self.proxy.host, self.proxy.port) if self.proxy else (host, port)
+        if scheme != "https":
+            return http.client.HTTPConnection(*near, timeout=timeout)
+        connection = http.client.HTTPSConnection(*near, timeout=timeout, context=self.tls())
+        if self.proxy:
+            connection.set_tunnel(host, port, headers=self.proxy.headers)
+        return connection
 
-    def ask(
-        self, connection: http.client.HTTPConnection, url: str, offset: int
-    ) -> http.client.HTTPResponse:
+    def ask(self, connection: http.client.HTTPConnection, url: str, wanted: str) -> None:
+        """Sends the request; `wanted` is a Range header or ''. The token goes to one origin."""
         parts = urllib.parse.urlsplit(url)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         headers = {"User-Agent": "deployer-range/1", "Accept-Encoding": "identity"}
         headers["Connection"] = "close"
-        if offset:
-            headers["Range"] = f"bytes={offset}-"
+        if wanted:
+            headers["Range"] = wanted
         if self.token and origin(url) == origin(self.base):
             headers["Authorization"] = f"Bearer {self.token}"
-        connection.request("GET", target, headers=headers)
-        return connection.getresponse()
+        if self.proxy and parts.scheme == "http":
+            target = f"http://{parts.netloc.rpartition('@')[2]}{target}"
+            headers.update(self.proxy.headers)
+        try:
+            connection.request("GET", target, headers=headers)
+        except OSError as error:
+            if self.proxy and "Tunnel connection failed: 407" in str(error):
+                raise Fatal(DENIED, f"{self.proxy} wants a user and password (407)") from error
+            raise
 
-    @staticmethod
-    def check_linked(file: File, response: http.client.HTTPResponse) -> None:
+    def check_linked(self, file: File, response: http.client.HTTPResponse) -> None:
         """The hub says what it links to; another file than the pinned one ends the download."""
-        etag = (response.getheader("X-Linked-Etag") or "").strip('"')
+        linked = response.getheader("X-Linked-Etag") or response.getheader("ETag") or ""
+        etag = linked.removeprefix("W/").strip('"').lower()
+        expected = file.sha256 or file.blob_id
+        if re.fullmatch("[0-9a-f]+", etag) and len(etag) == len(expected) and etag != expected:
+            text = f"{file.path}: the hub now has another version ({etag}); the old bytes are kept"
+            raise self.fatal(MISMATCH, text)
         size = response.getheader("X-Linked-Size") or ""
-        if file.sha256 and len(etag) == 64 and etag != file.sha256:
-            raise Fatal(MISMATCH, f"{file.path}: the hub now has another version ({etag})")
         if size.isdigit() and int(size) != file.size:
-            raise Fatal(MISMATCH, f"{file.path}: the hub says {size} bytes, not {file.size}")
+            text = f"the hub now has another version of {size} bytes, not {file.size}"
+            raise self.fatal(MISMATCH, f"{file.path}: {text}; the old bytes are kept")
 
     def check_status(self, file: File, response: http.client.HTTPResponse, elsewhere: bool) -> None:
         """Raises for everything but 200 and 206. `elsewhere`: not the hub but its CDN."""
@@ -122,26 +231,37 @@ class Hub:
         code = response.getheader("X-Error-Code") or ""
         message = response.getheader("X-Error-Message") or ""
         detail = f"{file.path}: {why}" + (f", {code}" if code else "")
+        if status == 407:
+            raise Fatal(DENIED, f"{self.proxy or 'a proxy'} wants a user and password (407)")
         if not elsewhere and status in (401, 403):
-            raise Fatal(DENIED, f"{detail}{': ' + message if message else ''}")
+            raise self.fatal(DENIED, f"{detail}{': ' + message if message else ''}")
         if not elsewhere and status in (404, 410):
-            raise Fatal(NOT_FOUND, f"{detail}{': ' + message if message else ''}")
+            raise self.fatal(NOT_FOUND, f"{detail}{': ' + message if message else ''}")
         if status in (429, 503):
             wait = retry_after(response.getheader("Retry-After"), time.time())
             raise Again(why, pause_s=min(wait, self.limits.max_pause_s))
         raise Again(why, range_refused=status == 416)
 
 
-def resumes_at(response: http.client.HTTPResponse, file: File, offset: int) -> bool:
-    """True for a right 206; False for a 200 that starts over; Again for anything else."""
+def placed(
+    response: http.client.HTTPResponse, file: File, offset: int, end: int
+) -> tuple[int, int]:
+    """Which bytes of the file the body holds. Raises Again for an answer that cannot be used.
+
+    A 206 is believed by its Content-Range alone: it must start at `offset`, stay within `end`,
+    and be of a file of this size. A 200 is the whole file.
+    """
     if response.getheader("Content-Encoding", "identity") != "identity":
         raise Again("the answer is compressed, although identity was asked for")
     if response.status == 200:
         length = response.getheader("Content-Length") or ""
         if length.isdigit() and int(length) != file.size:
             raise Again(f"the answer has {length} bytes, not {file.size}")
-        return False
-    wanted = f"bytes {offset}-{file.size - 1}/{file.size}"
-    if response.getheader("Content-Range", "").strip() != wanted:
-        raise Again(f"Content-Range {response.getheader('Content-Range')!r}, not {wanted!r}")
-    return True
+        return 0, file.size
+    told = (response.getheader("Content-Range") or "").strip()
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", told)
+    if found:
+        first, last, total = (int(number) for number in found.groups())
+        if first == offset and total == file.size and first <= last < end:
+            return first, last + 1
+    raise Again(f"Content-Range {told!r}, not 'bytes {offset}-{end - 1}/{file.size}'")

@@ -14,9 +14,10 @@ from deployer.agents.fetch.manifest import Job
 
 
 def supervise(job: Job, token: str, words: list[str]) -> int:
-    """The whole job: holds the lock and runs the range pool."""
-    with only_one(job.path):
-        return fetch_ranges(job, token, words)
+    """The whole job: method after method, watched."""
+    from deployer.agents.fetch import supervisor
+
+    return supervisor.supervise(job, token)
 
 
 def fetch_ranges(job: Job, token: str, words: list[str]) -> int:
@@ -29,9 +30,44 @@ def fetch_ranges(job: Job, token: str, words: list[str]) -> int:
     return 0
 
 
+def copy_from_peer(job: Job, token: str, words: list[str]) -> int:
+    """Worker child: rsync from another machine."""
+    from deployer.agents.fetch import peer
+
+    return peer.child(job)
+
+
+def hf_child(job: Job, token: str, words: list[str]) -> int:
+    """Worker child in the venv's own Python: huggingface_hub with hf_xet."""
+    from deployer.agents.fetch import xet
+
+    return xet.child(job, token)
+
+
+def settle(job: Job, token: str, words: list[str]) -> int:
+    """Worker child without network: judges what is there and gives right files their names."""
+    from deployer.agents.fetch.gauge import Reporter
+    from deployer.agents.fetch.settle import Settle
+
+    return Settle(job, Reporter.here()).run()
+
+
+def rehash(job: Job, token: str, words: list[str]) -> int:
+    """Hashes every file again, whatever the record says."""
+    from deployer.agents.fetch.gauge import Reporter
+    from deployer.agents.fetch.rehash import Rehash
+
+    with only_one(job.path):
+        return Rehash(job, Reporter.here(), quarantine="--quarantine" in words).run()
+
+
 MODES: dict[str, Callable[[Job, str, list[str]], int]] = {
     "supervise": supervise,
     "range": fetch_ranges,
+    "settle": settle,
+    "rehash": rehash,
+    "peer": copy_from_peer,
+    "hf-child": hf_child,
 }
 
 
@@ -53,5 +89,9 @@ def main() -> int:
             raise Fatal(BAD_MANIFEST, str(error)) from error
         return MODES[mode](job, token, words[1:])
     except Fatal as error:
-        log(f"error: {error}")
+        from deployer.agents.fetch.gauge import Reporter
+
+        # Of a worker's end only the supervisor says what it means for the job.
+        if mode == "supervise" or not Reporter.here().fail(error):
+            log(f"error: {error}")
         return error.code

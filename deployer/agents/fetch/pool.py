@@ -1,222 +1,225 @@
-"""The range workers: small files first, then by size, largest first."""
+"""The range workers: who fetches what, until every file stands under its name.
+
+Small files come first, then the others by size, largest first. A file is taken whole while there is
+enough for everybody; near the end it is cut so that every worker has its share, and a worker that
+still finds nothing takes half of what another has before it.
+"""
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH103, PTH105, PTH110, PTH116, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
-import http.client
 import os
-import queue
-import random
-import ssl
 import threading
 import time
+from collections import deque
 
-from deployer.agents.fetch.common import (
-    BLOCK,
-    GAVE_UP,
-    MISMATCH,
-    UNTRUSTED,
-    Again,
-    Fatal,
-    Stopped,
-    disk,
-    log,
-    sync_folder,
-)
-from deployer.agents.fetch.digest import Digest, check_content
+from deployer.agents.fetch.common import BLOCK, MISMATCH, Fatal, Stopped, log
 from deployer.agents.fetch.gauge import Gauge, Reporter
-from deployer.agents.fetch.hubhttp import Hub, resumes_at
+from deployer.agents.fetch.hubhttp import Hub
+from deployer.agents.fetch.landing import Landing, forget_map
 from deployer.agents.fetch.manifest import File, Job
-from deployer.agents.fetch.orphans import adopt_orphan
-from deployer.agents.fetch.part import Part
-from deployer.agents.fetch.record import Record
+from deployer.agents.fetch.part import Part, Span
+from deployer.agents.fetch.stream import Stop, Stream, Yielded
+from deployer.agents.fetch.throttle import Throttle
+
+LOOK_AGAIN_S = 0.25
+END_S = 2.0
+"""How long a worker may take to notice the end; then the process goes without it."""
 
 
 class Download:
-    """The pool: small files first, then by size, largest first."""
+    """The pool. `endpoint`: whom to ask, the job's own or a mirror."""
 
     def __init__(self, job: Job, token: str, reporter: Reporter, endpoint: str) -> None:
-        self.root, self.limits, self.files = job.path, job.limits, job.files
+        self.job, self.reporter = job, reporter
+        self.gauge = Gauge(job.total, len(job.files))
+        self.gauge.shards, self.gauge.phase = self.shards, self.phase
+        self.stop = Stop()
         self.hub = Hub(job, token, endpoint)
-        self.workers = min(job.connections, len(self.files) or 1)
-        self.reporter = reporter
-        self.gauge = Gauge(sum(file.size for file in self.files), len(self.files))
-        self.record = Record(self.root)
-        self.queue: queue.SimpleQueue[File] = queue.SimpleQueue()
-        self.stop = threading.Event()
+        self.throttle = Throttle(job.limits.bwlimit_bytes_per_s, job.connections)
+        self.landing = Landing(job, self.gauge, self.stop.check)
+        self.changed = threading.Condition()
+        self.queue: deque[File] = deque()
+        self.parts: list[Part] = []
+        self.judging = self.fetching = 0
         self.errors: list[Fatal] = []
-        small = sorted((f for f in self.files if f.size < 1 << 20), key=lambda f: f.size)
-        large = sorted((f for f in self.files if f.size >= 1 << 20), key=lambda f: -f.size)
-        for file in small + large:
-            self.queue.put(file)
 
     def run(self) -> None:
         """Fetches everything; raises the first Fatal."""
-        log(f"{len(self.files)} files, {self.gauge.total} bytes, to {self.root}")
-        threads = [threading.Thread(target=self.work, daemon=True) for _ in range(self.workers)]
+        todo = [file for file in self.job.files if not self.landing.recorded(file)]
+        self.queue.extend(in_order(todo))
+        log(f"{len(todo)} of {len(self.job.files)} files to fetch or judge, in {self.job.path}")
+        threads = [
+            threading.Thread(target=self.work, daemon=True)
+            for _ in range(self.job.connections if todo else 0)
+        ]
         for thread in threads:
             thread.start()
-        while any(thread.is_alive() for thread in threads):
+        try:
+            while any(thread.is_alive() for thread in threads):
+                self.reporter.tell(self.gauge.line())
+                join(threads, 1.0, self.stop.event)
+                if self.stop.event.is_set():
+                    join(threads, END_S)
+                    break
             self.reporter.tell(self.gauge.line())
-            deadline = time.monotonic() + 1.0
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-        self.reporter.tell(self.gauge.line())
+        finally:
+            self.stop.set()
         if self.errors:
             raise self.errors[0]
 
     def work(self) -> None:
-        while not self.stop.is_set():
+        """One worker's life."""
+        while not self.stop.event.is_set():
+            what = ""
             try:
-                file = self.queue.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                self.fetch(file)
+                job = self.next()
+                if job is None:
+                    return
+                if isinstance(job, File):
+                    what = job.path
+                    self.begin(job)
+                else:
+                    what = job[0].file.path
+                    self.fetch(*job)
             except Stopped:
                 return
             except Fatal as error:
-                self.errors.append(error)
-                self.stop.set()
+                self.fail(error)
             except Exception as error:  # noqa: BLE001 - a worker's bug must end the job, named
-                self.errors.append(Fatal(1, f"{file.path}: {type(error).__name__}: {error}"))
-                self.stop.set()
+                self.fail(Fatal(1, f"{what}: {type(error).__name__}: {error}"))
 
-    def fetch(self, file: File) -> None:
-        """Brings one file to its final name, verified."""
-        final = os.path.join(self.root, file.path)
-        with disk(final):
-            os.makedirs(os.path.dirname(final), exist_ok=True)
-        if not self.already_there(file, final):
-            adopt_orphan(self.root, file, final + ".part")
-            part = Part(final + ".part", file, self.gauge)
-            try:
-                sha256 = self.receive_right(file, part)
-                part.sync()
-            finally:
-                part.close()
-            with disk(final):
-                os.replace(final + ".part", final)
-                facts = os.stat(final)
-            sync_folder(os.path.dirname(final))
-            self.record.add(file, facts, sha256)
-        check_content(file, final, [one.path for one in self.files])
-        done = self.gauge.file_done()
-        log(f"verified {file.path} ({file.size} bytes), {done} of {self.gauge.files}")
+    def fail(self, error: Fatal) -> None:
+        """Ends the pool."""
+        self.errors.append(error)
+        self.stop.set()
+        with self.changed:
+            self.changed.notify_all()
 
-    def already_there(self, file: File, final: str) -> bool:
-        """Judges a file that has the final name; what is wrong is moved out of the way."""
+    def next(self) -> File | tuple[Part, Span] | None:
+        """A file to begin or a span to fill; None when everything is done. Raises Stopped."""
+        with self.changed:
+            while True:
+                self.stop.check()
+                work = self.free_span() or self.new_file() or self.stolen_span()
+                if work is not None:
+                    return work
+                if not self.parts and not self.judging:
+                    return None
+                self.changed.wait(LOOK_AGAIN_S)
+
+    def free_span(self) -> tuple[Part, Span] | None:
+        """Caller holds the lock, as for the next two."""
+        most = self.share()
+        for part in self.parts:
+            span = part.take(most)
+            if span is not None:
+                return part, span
+        return None
+
+    def share(self) -> int:
+        """An even share, in bytes, of what nobody fetches yet."""
+        free = sum(file.size for file in self.queue) + sum(part.free for part in self.parts)
+        return max(BLOCK, free // self.job.connections)
+
+    def new_file(self) -> File | None:
+        """The next file that nobody has looked at."""
+        if not self.queue:
+            return None
+        self.judging += 1
+        return self.queue.popleft()
+
+    def stolen_span(self) -> tuple[Part, Span] | None:
+        """Half of the longest run that another worker has before it."""
+        for part in sorted(self.parts, key=lambda part: -part.widest):
+            span = part.steal()
+            if span is not None:
+                return part, span
+        return None
+
+    def begin(self, file: File) -> None:
+        """Judges what is there of a file; opens its part unless it is complete and right."""
+        part = None
         try:
-            facts = os.stat(final)
-        except FileNotFoundError:
-            return False
-        if self.record.holds(file, facts):
-            self.gauge.add(valid=file.size)
-            return True
-        if facts.st_size == file.size:
-            digest = Digest(file)
-            with disk(final), open(final, "rb", buffering=0) as stream:
-                while data := stream.read(BLOCK):
-                    digest.update(data)
-                    self.gauge.add(moved=len(data))
-                    if self.stop.is_set():
-                        raise Stopped
-            wrong = digest.wrong()
-            if not wrong:
-                self.record.add(file, facts, digest.sha256.hexdigest())
-                self.gauge.add(valid=file.size)
-                return True
-            log(f"{file.path}: {wrong}; moved to {file.path}.bad, fetching it again")
-        elif facts.st_size < file.size and not os.path.exists(final + ".part"):
-            log(f"{file.path}: {facts.st_size} of {file.size} bytes; resuming")
-            with disk(final):
-                os.replace(final, final + ".part")
-            return False
-        else:
-            log(f"{file.path}: {facts.st_size} bytes, not {file.size}; moved to {file.path}.bad")
-        with disk(final):
-            os.replace(final, final + ".bad")
-        return False
-
-    def receive_right(self, file: File, part: Part) -> str:
-        """Receives until the hash is right; wrong bytes are fetched once more, then named."""
-        self.receive(file, part)
-        if wrong := part.digest.wrong():
-            log(f"{file.path}: {wrong}; fetching it again")
-            part.restart()
-            self.receive(file, part)
-        if wrong := part.digest.wrong():
-            with disk(part.path):
-                os.replace(part.path, part.path[: -len(".part")] + ".bad")
-            raise Fatal(MISMATCH, f"{file.path}: {wrong}, twice; kept as {file.path}.bad")
-        return part.digest.sha256.hexdigest()
-
-    def receive(self, file: File, part: Part) -> None:
-        """Tries until all bytes are there. Bounded: tries that bring nothing, and tries in all."""
-        idle = refused = 0
-        again = Again("no try was allowed")
-        for _ in range(self.limits.tries):
-            if part.offset == file.size:
-                return
-            self.wait_turn()
-            before = part.offset
-            try:
-                self.one_try(file, part)
-                return
-            except (OSError, http.client.HTTPException, UnicodeError) as error:
-                if isinstance(error, ssl.SSLCertVerificationError):
-                    text = f"{self.hub.endpoint}: {error.verify_message or error}"
-                    raise Fatal(UNTRUSTED, text) from error
-                again = Again(f"{type(error).__name__}: {error}")
-            except Again as error:
-                again = error
-            refused = refused + 1 if again.range_refused else 0
-            if refused >= 2:
-                part.restart()
-            idle = 0 if part.offset > before else idle + 1
-            if idle > self.limits.idle_tries:
-                break
-            self.back_off(file, part, again, idle)
-        raise Fatal(GAVE_UP, f"{file.path}: gave up at {part.offset} of {file.size} bytes: {again}")
-
-    def back_off(self, file: File, part: Part, again: Again, idle: int) -> None:
-        """Logs the retry and waits: the whole pool when the hub asked for it."""
-        self.gauge.retry(again.pause_s)
-        log(f"{file.path}: {again}; going on at {part.offset} of {file.size}")
-        if not again.pause_s:
-            longest = min(self.limits.max_backoff_s, self.limits.backoff_s * 2**idle)
-            self.stop.wait(longest * random.uniform(0.25, 0.5))
-
-    def wait_turn(self) -> None:
-        """Waits while the pool is held back. Raises Stopped."""
-        while not self.stop.is_set():
-            left = self.gauge.pause_until - time.monotonic()
-            if left <= 0:
-                return
-            self.stop.wait(left)
-        raise Stopped
-
-    def one_try(self, file: File, part: Part) -> None:
-        """One request; returns when all bytes came."""
-        connection, response = self.hub.open(file, part.offset)
-        try:
-            if not resumes_at(response, file, part.offset) and part.offset:
-                log(f"{file.path}: the server ignored the range; from the beginning")
-                part.restart()
-            mark, since = part.offset, time.monotonic()
-            while part.offset < file.size:
-                if self.stop.is_set():
-                    raise Stopped
-                data = response.read1(min(BLOCK, file.size - part.offset))
-                if not data:
-                    raise Again("the connection ended early")
-                part.write(data)
-                spent = time.monotonic() - since
-                if spent >= self.limits.slow_window_s:
-                    if (part.offset - mark) / spent < self.limits.slow_bytes_per_s:
-                        raise Again(f"only {(part.offset - mark) / spent:.0f} bytes/s")
-                    mark, since = part.offset, time.monotonic()
+            if not self.landing.stands(file):
+                path = self.landing.partial(file)
+                if not os.path.lexists(path):
+                    forget_map(path)
+                part = Part(path, file, self.gauge)
         finally:
-            connection.close()
+            with self.changed:
+                self.judging -= 1
+                if part is not None:
+                    self.parts.append(part)
+                self.changed.notify_all()
+        if part is not None:
+            self.settle(part, part.complete())
+
+    def fetch(self, part: Part, span: Span) -> None:
+        """Fills a span, or leaves it as far as it came."""
+        with self.changed:
+            self.fetching += 1
+        stream = Stream(self.hub, self.gauge, self.throttle, self.stop, part, span)
+        try:
+            stream.run()
+        except Yielded:
+            pass
+        finally:
+            complete = part.release(stream.span)
+            with self.changed:
+                self.fetching -= 1
+                self.changed.notify_all()
+        self.settle(part, complete)
+
+    def settle(self, part: Part, complete: bool) -> None:
+        """Brings the hash up; a complete file gets its name, or is fetched once more."""
+        if not complete:
+            if part.behind():
+                part.catch_up(self.stop.check)
+            return
+        part.catch_up(self.stop.check)
+        wrong = part.digest.wrong()
+        name = part.file.path
+        if not wrong:
+            self.landing.land(part.file, part)
+        elif not part.refetched:
+            log(f"{name}: {wrong}; fetching it again")
+            part.restart()
+        else:
+            self.landing.put_aside(part.file, part.path, "wrong twice")
+            raise Fatal(MISMATCH, f"{name}: {wrong}, twice; kept as {name}.bad")
+        with self.changed:
+            if not wrong:
+                self.parts.remove(part)
+                part.close()
+            self.changed.notify_all()
+
+    def shards(self) -> list[tuple[str, int, int]]:
+        """The files under way: path, bytes on disk, size."""
+        with self.changed:
+            parts = list(self.parts)
+        return [(part.file.path, part.valid, part.file.size) for part in parts]
+
+    def phase(self) -> str:
+        """What the figures are about to count."""
+        with self.changed:
+            return "downloading" if self.fetching or not self.parts else "hashing"
+
+
+def in_order(files: list[File]) -> list[File]:
+    """Small ones first: they show a refusal early; then the largest."""
+    small = sorted((f for f in files if f.size < BLOCK), key=lambda f: f.size)
+    return small + sorted((f for f in files if f.size >= BLOCK), key=lambda f: -f.size)
+
+
+def join(
+    threads: list[threading.Thread], seconds: float, until: threading.Event | None = None
+) -> None:
+    """Waits for the threads, or until the event or the time is over."""
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        while thread.is_alive() and time.monotonic() < deadline:
+            if until is not None and until.is_set():
+                return
+            thread.join(min(0.1, max(0.0, deadline - time.monotonic())))

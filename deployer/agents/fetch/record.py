@@ -41,6 +41,15 @@ class Record:
             return bool(row.get("sha256") == file.sha256)
         return bool(row.get("blob_id") == file.blob_id)
 
+    def drop(self, file: File) -> None:
+        """Forgets a file that is wrong."""
+        with self.lock:
+            if self.files.pop(file.path, None) is not None:
+                self._save()
+
+    def _save(self) -> None:
+        replace_file(self.path, json.dumps({"version": 1, "files": self.files}, indent=1))
+
     def add(self, file: File, facts: os.stat_result, sha256: str) -> None:
         row = {
             "size": facts.st_size,
@@ -50,4 +59,4 @@ class Record:
         }
         with self.lock:
             self.files[file.path] = row
-            replace_file(self.path, json.dumps({"version": 1, "files": self.files}, indent=1))
+            self._save()
