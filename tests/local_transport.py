@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import selectors
 import shutil
 import subprocess
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,20 +80,63 @@ class LocalTransport:
                 cwd="/",
             )
             try:
-                out, err = process.communicate(stdin, timeout=timeout_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+                out, err = _talk(process, stdin, time.monotonic() + timeout_s, on_stdout)
+            except TimeoutError:
                 raise errors.DeadlineExceeded(
                     f"no answer within {timeout_s:g} s", where=self._name
                 ) from None
-        if on_stdout is not None and out:
-            on_stdout(out)
+            finally:
+                # As a closed session does: whoever still writes gets an error, not an end.
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
         code = process.returncode
         return Answer(128 - code if code < 0 else code, out, err)
 
     def close(self) -> None:
         pass
+
+
+def _talk(
+    process: subprocess.Popen[bytes],
+    stdin: bytes,
+    deadline: float,
+    on_stdout: Callable[[bytes], None] | None,
+) -> tuple[bytes, bytes]:
+    """Both streams of `process` to their ends; stdout is told as it comes. Raises TimeoutError."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    pipe = process.stdin
+
+    def send() -> None:
+        # The script may end without reading all of it.
+        with contextlib.suppress(BrokenPipeError), pipe:
+            pipe.write(stdin)
+
+    threading.Thread(target=send, daemon=True).start()
+    got = {process.stdout: bytearray(), process.stderr: bytearray()}
+    with selectors.DefaultSelector() as selector, process.stdout, process.stderr:
+        for stream in got:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            left = deadline - time.monotonic()
+            ready = selector.select(left) if left > 0 else []
+            if not ready:
+                raise TimeoutError
+            for key, _ in ready:
+                data = os.read(key.fd, 65536)
+                if not data:
+                    selector.unregister(key.fileobj)
+                    continue
+                if on_stdout is not None and key.fileobj is process.stdout:
+                    on_stdout(data)
+                got[key.fileobj] += data  # type: ignore[index]
+    try:
+        process.wait(max(0.1, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired as error:
+        raise TimeoutError from error
+    return bytes(got[process.stdout]), bytes(got[process.stderr])
 
 
 @dataclass(frozen=True)
