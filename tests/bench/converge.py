@@ -30,6 +30,7 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from delay import delayed_namespace  # noqa: E402
+from results import keep  # noqa: E402
 
 from deployer.catalog import Catalog  # noqa: E402
 from deployer.model import Where  # noqa: E402
@@ -265,12 +266,10 @@ def main() -> None:
     print(lines[0])
     if options.write:
         command = "`.venv/bin/python tests/bench/converge.py --write`"
-        stamp = time.strftime("%Y-%m-%d")
-        (Path(__file__).parent / "RESULTS.md").write_text(
-            f"# Results\n\n## A no-op `up` ({stamp}, {command}, {options.rounds} rounds)\n\n"
-            f"Ratios are the result; seconds belong to the machine ({os.cpu_count()} cores).\n\n"
-            + "\n".join(lines)
-        )
+        topic = "A no-op `up`"
+        title = f"{topic} ({time.strftime('%Y-%m-%d')}, {command}, {options.rounds} rounds)"
+        machine = f"seconds belong to the machine ({os.cpu_count()} cores)."
+        keep(topic, title, [f"Ratios are the result; {machine}", "", *lines])
 
 
 if __name__ == "__main__":
