@@ -78,18 +78,23 @@ def files_below(
     seen: set[Inode] = set()
 
     def told(error: OSError) -> None:
-        problems.append(f"{error.filename}: {error.strerror}")
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
+            problems.append(f"{error.filename}: {error.strerror}")
 
     for base, names, others in os.walk(root, onerror=told, followlinks=True):
-        facts = os.stat(base)
+        try:
+            facts = os.stat(base)
+        except OSError as error:
+            told(error)
+            continue
         key = (facts.st_dev, facts.st_ino)
         if key in seen:
             names[:] = []
             continue
         seen.add(key)
-        folder = os.path.relpath(base, root)
-        folders["" if folder == "." else folder] = facts.st_dev
-        if not os.access(base, os.W_OK | os.X_OK) and folder != ".":
+        folder = "" if base == root else os.path.relpath(base, root)
+        folders[folder] = facts.st_dev
+        if folder and not os.access(base, os.W_OK | os.X_OK):
             problems.append(f"{base}: not writable")
         names[:] = [one for one in names if one not in HIDDEN]
         for name in others:
@@ -100,7 +105,7 @@ def files_below(
                 continue
             if not stat.S_ISREG(facts.st_mode):
                 continue
-            rel = os.path.relpath(path, root)
+            rel = f"{folder}/{name}" if folder else name
             files[rel] = (facts.st_size, facts.st_mtime_ns)
             inodes[facts.st_dev, facts.st_ino] = rel
         if len(files) > MOST_FILES:
