@@ -4,9 +4,10 @@
 
 Every contender fetches the same repository into an empty folder; every result is hashed after the
 clock has stopped. The named baseline is `hf download` as it comes (8 workers) in HTTP mode.
-Interleaved rounds, medians (ratios: of the rounds' own ratios); CPU seconds and memory are those of the contender with all its
-children, never of the hub. Ours is what the target runs: `python3 -I -S fetch.pyz` in a job folder,
-sha256 included. aria2c and curl: `apt-get install aria2 curl`; a missing one is named and left out.
+Interleaved rounds, medians; a ratio is the median of the ratios within each round. CPU seconds and
+memory are those of the contender with all its children, never of the hub. Ours is what the target
+runs: `python3 -I -S fetch.pyz` in a job folder, sha256 included. aria2c and curl: `apt-get install
+aria2 curl`; a missing one is named and left out.
 """
 
 from __future__ import annotations
@@ -171,7 +172,7 @@ class Bench:
             if checked and file["sha256"]:
                 lines.append(f"  checksum=sha-256={file['sha256']}")
         (self.folder / "urls").write_text("\n".join(lines) + "\n")
-        options = "-q -j6 -x4 -s4 --file-allocation=none --no-conf".split()
+        options = ["-q", "-j6", "-x4", "-s4", "--file-allocation=none", "--no-conf"]
         where = ["-d", str(self.out), "-i", str(self.folder / "urls")]
         return cost(["aria2c", *options, *where])
 
@@ -215,12 +216,12 @@ class Row:
     sent: list[float] = field(default_factory=list)
 
     def median(self, figure: str) -> float:
-        return statistics.median(getattr(one, figure) for one in self.costs)
+        return statistics.median(float(getattr(one, figure)) for one in self.costs)
 
     def ratio(self, other: Row, figure: str) -> float:
         """The median over the rounds of this one's figure to the other's in the same round."""
         pairs = zip(self.costs, other.costs, strict=True)
-        return statistics.median(getattr(a, figure) / getattr(b, figure) for a, b in pairs)
+        return statistics.median(float(getattr(a, figure) / getattr(b, figure)) for a, b in pairs)
 
 
 def compare(bench: Bench, rounds: int) -> list[str]:
