@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 import yaml
 from lab import INVENTORY, Result
-from target import Target
+from target import RECEIVE_BUFFER, Target
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docker" / "hub"))
 from hub import Hub
@@ -24,10 +25,29 @@ DEPLOYMENT = "tiny"
 MODEL = "/srv/models/tiny-hybrid"
 JOB = f"/var/lib/deployer/jobs/shards-{DEPLOYMENT}"
 PROGRAM = str(Path(sys.executable).parent / "deploy")
+SEND_BUFFER = 64 * 1024
+IN_FLIGHT = 2 * SEND_BUFFER + RECEIVE_BUFFER
+"""Most bytes of one connection that the hub has sent and a dying client has not read.
+
+Linux doubles SO_SNDBUF. Measured with a stopped agent: 254 KiB a connection; with the kernel's own
+limits it was 1.5 to 3 MB. An agent that reads leaves one block of the hub.
+"""
 SUMS = (
     'cd "$1" && find . -path ./.deployer -prune -o -path ./.cache -prune -o -type f -print0 |'
     + (" xargs -0 -r sha256sum")
 )
+
+
+def bound_buffers(hub: Hub) -> None:
+    """Connections that the hub accepts from now on get a send buffer of a known size."""
+    for server in hub.servers:
+        server.socket.setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
+
+
+def sent(hub: Hub, target: Target) -> int:
+    """Bytes of files that the hub has sent to a target; what the controller got is left out."""
+    clients: dict[str, int] = hub.stats(log=False)["clients"]
+    return sum(clients.get(address, 0) for address in target.addresses)
 
 
 class Project:

@@ -40,6 +40,8 @@ class Target:
     def __init__(self, name: str, folder: Path, mounts: tuple[str, ...] = ()) -> None:
         self.name = f"deployer-{name}-{os.getpid()}"
         self.port = free_port()
+        self.addresses: set[str] = set()
+        """On Docker's bridge; a reboot may bring another one."""
         self.user_key = make_key(folder / "user_key")
         host_key = make_key(folder / "host_key")
         kind, key, *_ = host_key.with_name("host_key.pub").read_text().split()
@@ -65,6 +67,8 @@ class Target:
     def start(self) -> None:
         """Power on; returns when sshd answers."""
         run(["docker", "start", self.name]).ok()
+        form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+        self.addresses.add(run(["docker", "inspect", "-f", form, self.name]).ok().out.strip())
         ready = f"ss -Hltn 'sport = :{SSHD_PORT}' | grep -q LISTEN"
         deadline = time.monotonic() + 20
         while self.sh(ready).exit != 0:

@@ -15,13 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from socket import SO_SNDBUF, SOL_SOCKET
 
 import pytest
 from agentwatch import AgentWatch
-from fetching import JOB, MODEL, Project, Up, wrongs
+from fetching import IN_FLIGHT, JOB, MODEL, Project, Up, bound_buffers, sent, wrongs
 from hub import Hub
-from target import RECEIVE_BUFFER, Target, bridge_address, need_image
+from target import Target, bridge_address, need_image
 
 pytestmark = pytest.mark.container
 
@@ -38,13 +37,6 @@ AGENT_S = 15.0
 SETTLED_S = 1.0
 """A run whose agent lives this long is past its start: it follows, and no death may end it."""
 AGENT_BLOCK = 1 << 20
-HUB_BLOCK, SEND_BUFFER = 64 * 1024, 64 * 1024
-IN_FLIGHT = HUB_BLOCK + 2 * SEND_BUFFER + RECEIVE_BUFFER
-"""Most bytes of one connection that the hub has sent and a dying agent has not read.
-
-Linux doubles SO_SNDBUF and counts its own book-keeping in. Measured with a stopped agent: 260 KB a
-connection; with the kernel's own limits it was 1.5 to 3 MB. An agent that reads leaves 64 KiB.
-"""
 KINDS = ("supervisor", "worker", "controller", "session", "reboot")
 AGENT_DIES = ("supervisor", "worker", "reboot")
 
@@ -114,9 +106,7 @@ class Lane:
 
     def __init__(self, number: int, folder: Path, hub: Hub) -> None:
         self.hub = hub
-        # As for the target's side: accepted connections inherit it.
-        for server in hub.servers:
-            server.socket.setsockopt(SOL_SOCKET, SO_SNDBUF, SEND_BUFFER)
+        bound_buffers(hub)
         self.folder = folder
         folder.mkdir()
         self.target = Target(f"kills-{number}", folder)
@@ -125,13 +115,9 @@ class Lane:
         """Removes the target."""
         self.target.remove()
 
-    def sent(self) -> int:
-        """Bytes of shards that the hub has ever sent."""
-        return int(self.hub.stats()["sent_total"])
-
     def play(self, story: Story) -> None:
         """One round, from an empty folder to the end of a run that nobody killed."""
-        began, before = time.monotonic(), self.sent()
+        began, before = time.monotonic(), sent(self.hub, self.target)
         self.target.sh('rm -rf -- "$1"', MODEL).ok()
         project = Project(self.folder / f"round-{story.number}", self.target, self.hub)
         watch = AgentWatch(self.target)
@@ -144,10 +130,9 @@ class Lane:
             watch.stop()
         story.crowds, story.looks = watch.faults(), watch.looks
         story.agents = len({(a.pid, a.start) for agents in watch.seen for a in agents})
-        story.sent = self.sent() - before
+        story.sent = sent(self.hub, self.target) - before
         deaths = sum(kill.startswith(AGENT_DIES) for kill in story.kills)
-        size = sum(blob.size for blob in self.hub.repo.blobs.values())
-        story.size = size
+        story.size = size = self.hub.repo.size
         story.allowed = size + deaths * CONNECTIONS * (AGENT_BLOCK + IN_FLIGHT)
         story.seconds = time.monotonic() - began
 
