@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from faults import Fault, Request, Span
 from shared import Entry, Shared
 
+PORTAL = b"<!DOCTYPE html><html><title>Welcome</title><body>Log in to go on.</body></html>\n"
 PORTS = {"hub": 0, "cdn": 1, "cas": 2}
 
 
@@ -121,6 +122,10 @@ class Answers(BaseHTTPRequestHandler):
         elif do == "redirect":
             where = self.path if found.get("to") == "self" else self.origin("cdn") + self.path
             self.reply(302, b"", {"Location": where})
+        elif do == "drop":
+            self.close_connection = True
+        elif do == "portal":
+            self.reply(200, PORTAL, {"Content-Type": "text/html"})
         else:
             return found
         return None

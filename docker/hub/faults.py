@@ -12,7 +12,9 @@ The first fault of the list that fits is the request's only one. What it does:
     {"do": "wrongrange", "start": n | "total": n | "omit": true}    a 206 for something else
     {"do": "gzip"}      a compressed body              {"do": "slowhead", "bps": 1}  a slow header
     {"do": "status", "code": 503, "retry_after": 2}    {"do": "hang"}       accept, never answer
-    {"do": "redirect", "to": "self" | "cdn"}
+    {"do": "redirect", "to": "self" | "cdn"}           {"do": "drop"}       FIN before any answer
+    {"do": "shrink"}    as if the file ended at the cut     {"do": "chunked"}   no Content-Length
+    {"do": "portal"}    200 with a login page, as in a guest network
 
 The cut is `after` (bytes of this body) or `at` (offset in the file); a float below 1 is a fraction.
 With `at`, requests that do not reach the cut are neither hit nor counted. `{"set": {...}}` is no
@@ -31,9 +33,9 @@ from typing import Any
 
 Fault = dict[str, Any]
 CUTS = frozenset({"stall", "drip", "reset", "truncate"})
-IN_BODY = CUTS | {"corrupt", "norange", "wrongrange", "gzip", "slowhead"}
+IN_BODY = CUTS | {"corrupt", "norange", "wrongrange", "gzip", "slowhead", "shrink", "chunked"}
 """These strike only requests that a body answers; a redirect or a listing has none."""
-ACTIONS = IN_BODY | {"status", "hang", "redirect"}
+ACTIONS = IN_BODY | {"status", "hang", "redirect", "drop", "portal"}
 KEYS = frozenset(
     "where method match ranged struck skip times do at after bps secs code retry_after start total "
     "omit to".split()

@@ -168,7 +168,9 @@ def test_tls_and_a_proxy_with_a_password(data: Path, tmp_path: Path, mode: str) 
 
 
 # ---- faults that the real clients survive, and one that they do not
-@pytest.mark.parametrize("name", ["hub-short", "hub-no-range", "hub-head-503", "hub-tree-429"])
+@pytest.mark.parametrize(
+    "name", ["hub-short", "hub-no-range", "hub-chunked", "hub-head-503", "hub-tree-429"]
+)
 def test_http_survives(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.faults([name])
     client = Client(hub, tmp_path, **HTTP)

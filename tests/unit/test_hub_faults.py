@@ -235,6 +235,35 @@ def test_a_compressed_answer(hub: Hub) -> None:
     assert gzip.decompress(body) == content(hub)
 
 
+def test_chunks_without_a_length(hub: Hub) -> None:
+    hub.faults(["hub-chunked"])
+    status, fields, body = ask(cdn_url(hub), Range="bytes=1000-")
+    assert (status, body) == (206, content(hub)[1000:])
+    assert "content-length" not in fields
+    assert hub.stats()["sent"][SHARD] == len(body)
+
+
+def test_half_a_file_that_is_called_whole(hub: Hub) -> None:
+    hub.faults(["hub-shrunk"])
+    half = len(content(hub)) // 2
+    assert ask(cdn_url(hub))[2] == content(hub)[:half]
+    status, fields, _ = ask(cdn_url(hub), Range="bytes=10-")
+    assert (status, fields["content-range"]) == (206, f"bytes 10-{half - 1}/{half}")
+    assert ask(cdn_url(hub))[2] == content(hub)
+
+
+def test_no_answer_at_all_and_the_wrong_one(hub: Hub) -> None:
+    hub.faults(["hub-drop"])
+    assert partial(cdn_url(hub)) == (b"", "RemoteDisconnected")
+    hub.faults(["hub-portal"])
+    for path in ("api/models/acme/tiny-hybrid", f"acme/tiny-hybrid/resolve/main/{SHARD}"):
+        status, fields, body = ask(f"{hub.url}/{path}")
+        assert (status, fields["content-type"]) == (200, "text/html")
+        assert b"Log in" in body
+    hub.faults([])
+    assert ask(f"{hub.url}/api/models/acme/tiny-hybrid")[1]["content-type"] == "application/json"
+
+
 def test_another_version_and_an_expired_url(hub: Hub) -> None:
     before = resolve(hub)[1]["x-linked-etag"]
     hub.faults(["hub-other-version"])
