@@ -89,7 +89,7 @@ class ShardsStep(Step):
     def _plan_files(self, want: Deployment, fact: ShardsFact, manifest: Manifest) -> Plan:
         path, files = want.playbook.model.path, manifest.files
         left = [file for file in files if not fact.verified(file)]
-        found = leftovers(fact, files)
+        found = leftovers(fact, files, own=not left)
         useless = found.useless_text(want.id)
         if not left:
             kinds = "sha256" if any(file.sha256 for file in files) else "git hash"

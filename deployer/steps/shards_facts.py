@@ -11,13 +11,13 @@ from importlib import resources
 from typing import Any
 
 from deployer.agents.fetch.holders import Holder
+from deployer.agents.fetch.look import OWN_SUFFIXES
 from deployer.agents.fetch.partials import Partial
 from deployer.model import Probe, ProbeOutput, Where
 from deployer.shell import quote, words
 from deployer.state import ManifestFile
 
 PROBE = "shards"
-OWN_SUFFIXES = (".part", ".part.map", ".bad")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,8 @@ class ShardsFact:
     """Sub-folder -> key of its file system, where that is not its parent's; '' is the folder."""
     files: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     parts: Mapping[str, int] = field(default_factory=dict)
+    links: tuple[str, ...] = ()
+    """Sub-folders that are symlinks, and symlinks with a name of ours."""
     bad: tuple[str, ...] = ()
     partials: tuple[Partial, ...] = ()
     """Of other clients, and of our own children."""
@@ -187,6 +189,7 @@ def _fact(row: Mapping[str, Any]) -> ShardsFact:
         places={str(k): str(v) for k, v in row["places"].items()},
         files=files,
         parts=parts,
+        links=tuple(str(name) for name in row["links"]),
         bad=tuple(name for name in files if name.endswith(".bad")),
         partials=tuple(
             Partial(str(c), str(p), int(used), int(prefix), str(n), str(e), int(total))

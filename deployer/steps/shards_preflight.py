@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deployer.agents.fetch.claims import claim, foreign, plain
+from deployer.agents.fetch.look import OWN_SUFFIXES
 from deployer.agents.fetch.partials import Partial
 from deployer.deployment import Deployment
 from deployer.model import Plan
 from deployer.state import ManifestFile
-from deployer.steps.shards_facts import OWN_SUFFIXES, Room, ShardsFact
+from deployer.steps.shards_facts import Room, ShardsFact
 from deployer.steps.shards_figures import size_text
 
 INODES_SPARE = 100
@@ -55,15 +56,23 @@ class Leftovers:
         )
 
 
-def leftovers(fact: ShardsFact, files: Sequence[ManifestFile]) -> Leftovers:
-    """What the agent will take over, and what `--clean-partials` would remove."""
+def leftovers(fact: ShardsFact, files: Sequence[ManifestFile], own: bool = True) -> Leftovers:
+    """What the agent will take over, and what `--clean-partials` would remove.
+
+    `own`: with what our own children left; a download that is still to come cleans that itself.
+    """
 
     def there(file: ManifestFile) -> int:
         return file.size if fact.verified(file) else fact.present(file)
 
     adopted, left = claim(fact.partials, files, there)
     listed = {file.path: file for file in files}
-    useless = [(one.path, one.used, why) for one, why in left if one.client not in OWN_CLIENTS]
+    useless: list[tuple[str, int, str]] = []
+    for one, why in left:
+        if one.client == "aria2" and one.name in listed and fact.verified(listed[one.name]):
+            useless.append((f"{one.name}.aria2", fact.files[f"{one.name}.aria2"][0], why))
+        elif own or one.client not in OWN_CLIENTS:
+            useless.append((one.path, one.used, why))
     for name, (size, _) in fact.files.items():
         suffix = next((end for end in OWN_SUFFIXES if name.endswith(end)), "")
         base = name[: -len(suffix)] if suffix else ""
@@ -73,7 +82,13 @@ def leftovers(fact: ShardsFact, files: Sequence[ManifestFile]) -> Leftovers:
             useless.append((name, size, "the list does not name its file"))
         elif fact.verified(listed[base]):
             useless.append((name, size, f"{base} is verified"))
-    return Leftovers(adopted, tuple(useless))
+    # What is reached through a symlink is not ours to remove.
+    mine = [row for row in useless if not _linked(fact, row[0])]
+    return Leftovers(adopted, tuple(mine))
+
+
+def _linked(fact: ShardsFact, path: str) -> bool:
+    return any(path == link or path.startswith(f"{link}/") for link in fact.links)
 
 
 def obstacle(want: Deployment, fact: ShardsFact) -> Plan | None:

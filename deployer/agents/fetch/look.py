@@ -19,23 +19,29 @@ from deployer.agents.fetch.holders import Inode, command_of, holders
 from deployer.agents.fetch.partials import HF_PLACE, MOST_CONTROL, OWN_HF, below, partials, walk
 
 HIDDEN = (".cache", ".deployer", ".git")
+OWN_SUFFIXES = (".part", ".part.map", ".bad")
 MOST_FILES = 50000
 
 
 def valid_bytes(row: Any, size: int) -> int:
-    """Bytes of NAME.part that NAME.part.map calls valid: its prefix and the pieces beyond."""
-    end = valid = max(0, min(int(row["prefix"]), size))
-    for start, stop in sorted((int(a), int(b)) for a, b in row["pieces"]):
-        start, stop = max(start, end), min(stop, size)
-        if stop > start:
-            valid, end = valid + stop - start, stop
+    """Bytes of NAME.part that NAME.part.map calls valid: its prefix and the pieces beyond.
+
+    Of a map that makes no sense nothing is believed.
+    """
+    runs = [(0, int(row["prefix"]))] + [(int(a), int(b)) for a, b in row["pieces"]]
+    end = valid = 0
+    for start, stop in runs:
+        if start < end or stop < start:
+            return 0
+        valid += max(0, min(stop, size) - start)
+        end = stop
     return valid
 
 
 def look(root: str) -> dict[str, Any]:
     """Everything about the folder, ready for JSON. Keys: see `ShardsFact` of the shards step."""
     out: dict[str, Any] = {"exists": os.path.isdir(root), "problems": []}
-    files, inodes, folders = files_below(root, out["problems"])
+    files, inodes, folders, out["links"] = files_below(root, out["problems"])
     out["files"] = files
     found = partials(root, [name for name in files if name.endswith(".aria2")])
     out["partials"] = found
@@ -66,15 +72,16 @@ def _remember(inodes: dict[Inode, str], path: str, name: str) -> None:
 
 def files_below(
     root: str, problems: list[str]
-) -> tuple[dict[str, tuple[int, int]], dict[Inode, str], dict[str, int]]:
-    """(path -> (size, mtime in ns), inode -> path, folder -> device).
+) -> tuple[dict[str, tuple[int, int]], dict[Inode, str], dict[str, int], list[str]]:
+    """(path -> (size, mtime in ns), inode -> path, folder -> device, symlinks).
 
     Sub-folders that are symlinks are entered, each real folder once: a model's folder may be
-    spread over several disks that way.
+    spread over several disks that way. Of symlinked files only those with a name of ours are told.
     """
     files: dict[str, tuple[int, int]] = {}
     inodes: dict[Inode, str] = {}
     folders: dict[str, int] = {}
+    links: list[str] = []
     seen: set[Inode] = set()
 
     def told(error: OSError) -> None:
@@ -97,6 +104,9 @@ def files_below(
         if folder and not os.access(base, os.W_OK | os.X_OK):
             problems.append(f"{base}: not writable")
         names[:] = [one for one in names if one not in HIDDEN]
+        told_of = names + [one for one in others if one.endswith(OWN_SUFFIXES)]
+        lead = f"{folder}/" if folder else ""
+        links += [lead + one for one in told_of if os.path.islink(os.path.join(base, one))]
         for name in others:
             path = os.path.join(base, name)
             try:
@@ -105,13 +115,13 @@ def files_below(
                 continue
             if not stat.S_ISREG(facts.st_mode):
                 continue
-            rel = f"{folder}/{name}" if folder else name
+            rel = lead + name
             files[rel] = (facts.st_size, facts.st_mtime_ns)
             inodes[facts.st_dev, facts.st_ino] = rel
         if len(files) > MOST_FILES:
             problems.append(f"{root}: more than {MOST_FILES} files, not all were looked at")
             break
-    return files, inodes, folders
+    return files, inodes, folders, links
 
 
 def _maps(root: str, files: dict[str, tuple[int, int]]) -> dict[str, int]:

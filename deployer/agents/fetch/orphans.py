@@ -25,7 +25,7 @@ from deployer.agents.fetch.common import (
     warn,
 )
 from deployer.agents.fetch.holders import Holder, Inode, holders
-from deployer.agents.fetch.look import files_below, valid_of_part
+from deployer.agents.fetch.look import OWN_SUFFIXES, files_below, valid_of_part
 from deployer.agents.fetch.manifest import File
 from deployer.agents.fetch.partials import (
     HF_PLACE,
@@ -89,16 +89,11 @@ def _adopt(root: str, files: Sequence[File]) -> tuple[int, list[tuple[Partial, s
     return gained, left
 
 
-def adopt_orphan(root: str, file: File, part: str) -> None:
-    """As `adopt`, for one file; `part` is its NAME.part."""
-    adopt(root, file)
-
-
 def cleanable(root: str, files: Sequence[File]) -> list[Row]:
     """What lies there for nothing: useless partials of all clients, our own of files that the list
     does not name or that are verified, and quarantined files that have been replaced since.
     """
-    names, _, _ = files_below(root, [])
+    names, _, _, _ = files_below(root, [])
     found = partials(root, [name for name in names if name.endswith(".aria2")])
     record = Record(root)
     verified = {file.path for file in files if _verified(root, record, file)}
@@ -108,12 +103,13 @@ def cleanable(root: str, files: Sequence[File]) -> list[Row]:
         if one.client == "aria2" and one.name in verified:
             rows.append((one.name + ".aria2", 0, why))
         else:
-            rows.append((one.path, one.used, why))
+            rows.append((one.path, 0, why))
     listed = {file.path for file in files}
     for name in sorted(set(names) - listed - {row[0] for row in rows}):
-        if why := _stray(name, names, listed, verified):
-            rows += [(name, used, why) for used in _blocks(root, name)]
-    return rows
+        if why := _stray(name, listed, verified):
+            rows.append((name, 0, why))
+    # What is reached through a symlink is not ours to remove.
+    return [(path, used, why) for path, _, why in rows for used in _blocks(root, path)]
 
 
 def clean(root: str, files: Sequence[File], agreed: set[str]) -> list[Row]:
@@ -138,7 +134,7 @@ def clean(root: str, files: Sequence[File], agreed: set[str]) -> list[Row]:
 
 def holders_below(root: str) -> list[Holder]:
     """Who writes any file of the folder or holds a lock of huggingface_hub there."""
-    _, inodes, _ = files_below(root, [])
+    _, inodes, _, _ = files_below(root, [])
     for place in (HF_PLACE, OWN_HF, OWN_INCOMING):
         for rel, path in walk(root, place):
             with contextlib.suppress(OSError):
@@ -312,9 +308,9 @@ def _blocks(root: str, name: str) -> list[int]:
     return [facts.st_blocks * 512] if stat.S_ISREG(facts.st_mode) else []
 
 
-def _stray(name: str, names: object, listed: set[str], verified: set[str]) -> str:
+def _stray(name: str, listed: set[str], verified: set[str]) -> str:
     """Why a NAME.part, NAME.part.map or NAME.bad may go; '' for any other file."""
-    for suffix in (".part", ".part.map", ".bad"):
+    for suffix in OWN_SUFFIXES:
         if not name.endswith(suffix) or name == suffix:
             continue
         base = name[: -len(suffix)]
