@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from deployer.model import Facts, Plan, PlanState, ProbeOutput, Where
 from deployer.playbook import Playbook
 from deployer.remote.jobs import Jobs
 from deployer.state import DeploymentState
+from deployer.steps import shards_download
 from deployer.steps.base import StepContext
 from deployer.steps.shards import ShardsStep
 from deployer.steps.shards_download import _start, job_name
@@ -191,14 +193,139 @@ def test_a_passing_fault_costs_a_retry(bench: Bench, hub: Hub, name: str) -> Non
     assert hub.stats()["auth_leaks"] == 0
 
 
-def test_a_stall_is_killed_and_resumed(bench: Bench, hub: Hub) -> None:
+def test_a_stalled_connection_costs_no_byte_twice(bench: Bench, hub: Hub) -> None:
     hub.faults([{"where": "cdn", "match": SHARD, "do": "stall", "at": 0.6, "times": 2}])
     bench.apply()
     assert bench.right()
-    stalls = [note for note in bench.notes() if "stalled at" in note]
-    assert [note.rpartition("(")[2] for note in stalls] == ["1 of 5)", "2 of 5)"]
     size = hub.repo.blobs[f"model-{SHARD}-00003.safetensors"].size
     assert hub.stats()["sent"][f"model-{SHARD}-00003.safetensors"] < size * 1.3
+
+
+def children(pid: int) -> list[int]:
+    """The processes that `pid` has started."""
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_frozen_worker_is_killed_on_the_target_and_told_once(bench: Bench, hub: Hub) -> None:
+    hub.shared.set["bps"] = 500_000.0
+    with running(bench):
+        for worker in children(agent_pid(bench)):
+            os.kill(worker, signal.SIGSTOP)
+        hub.shared.set["bps"] = 0.0
+    assert bench.right()
+    told = [note for note in bench.notes() if "stalled at" in note]
+    assert len(told) == 1 and "killed, going on with" in told[0], bench.notes()
+    assert not [note for note in bench.notes() if "resuming" in note or "polled" in note]
+    warned = [event for event in bench.events if isinstance(event, Note) and event.text in told]
+    assert warned[0].level == "warning"
+
+
+def test_a_frozen_supervisor_is_replaced_by_the_controller(
+    bench: Bench, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards_download, "mute_after", lambda stall_s: 3.0)
+    hub.shared.set["bps"] = 500_000.0
+    with running(bench):
+        supervisor = agent_pid(bench)
+        os.kill(supervisor, signal.SIGSTOP)
+        hub.shared.set["bps"] = 0.0
+    assert bench.right() and not Path(f"/proc/{supervisor}").exists()
+    assert "gave no sign of life for 3 s and was killed" in "".join(bench.notes())
+
+
+def test_one_exec_streams_the_whole_download(bench: Bench, hub: Hub) -> None:
+    hub.shared.set["bps"] = 400_000.0
+    before = bench.transport.runs
+    bench.apply()
+    told = [event for event in bench.events if isinstance(event, Progress)]
+    assert len(told) >= 4 and any(event.parts for event in told)
+    assert (
+        told[-1].done == told[-1].total
+        and told[-1].figures["files_done"] == told[-1].figures["files"]
+    )
+    # A look, the start, the stream, how it ended, old jobs.
+    assert bench.transport.runs - before <= 5, bench.notes()
+    assert not bench.notes()[1:]
+
+
+CONTROLLER = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{container!r}, {tests!r}]
+from types import SimpleNamespace
+from test_download import Bench, SHARD
+repo = SimpleNamespace(name={repo!r})
+Bench(SimpleNamespace(url={url!r}, repo=repo), Path({folder!r})).apply("killed")
+"""
+
+
+def test_a_controller_killed_while_it_looks_on_ends_nothing(bench: Bench, hub: Hub) -> None:
+    hub.shared.set["bps"] = 500_000.0
+    here = Path(__file__).resolve()
+    words = {
+        "container": str(here.parent),
+        "tests": str(here.parents[1]),
+        "repo": hub.repo.name,
+        "url": hub.url,
+        "folder": str(bench.folder),
+    }
+    controller = subprocess.Popen([sys.executable, "-c", CONTROLLER.format(**words)], cwd=ROOT)
+    agent = agent_pid(bench)
+    until(lambda: attached(bench), "an attach process")
+    controller.kill()
+    controller.wait()
+    until(lambda: not attached(bench), "the end of the attach process", 5)
+    assert bench.facts().need(ShardsFact).running == agent
+    with running(bench, "second"):
+        until(lambda: jobs_of(bench), "the second run's job")
+        hub.shared.set["bps"] = 0.0
+    assert bench.right()
+    assert [(event.pid, event.attached) for event in jobs_of(bench)] == [(agent, True)]
+
+
+def jobs_of(bench: Bench) -> list[JobStarted]:
+    return [event for event in bench.events if isinstance(event, JobStarted)]
+
+
+def attached(bench: Bench) -> list[int]:
+    """The attach processes of this bench's jobs."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = entry.read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if b"attach" in words and any(str(bench.folder).encode() in word for word in words):
+            found.append(int(entry.parent.name))
+    return found
+
+
+def until(condition: Callable[[], object], what: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not in time: {what}")
+        time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def running(bench: Bench, run_id: str = "r1") -> Iterator[None]:
+    """The step runs in a thread meanwhile; its end is awaited, its error is raised."""
+    failed: list[DeployError] = []
+
+    def run() -> None:
+        try:
+            bench.apply(run_id)
+        except DeployError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield
+    thread.join(90)
+    assert not thread.is_alive()
+    if failed:
+        raise failed[0]
 
 
 def test_wrong_bytes_twice_are_quarantined(bench: Bench, hub: Hub) -> None:
@@ -237,20 +364,9 @@ def agent_pid(bench: Bench) -> int:
 
 def test_a_killed_agent_is_resumed_in_the_same_run(bench: Bench, hub: Hub) -> None:
     hub.shared.set["bps"] = 1_000_000.0
-    failed: list[DeployError] = []
-
-    def run() -> None:
-        try:
-            bench.apply()
-        except DeployError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    os.kill(agent_pid(bench), signal.SIGKILL)
-    hub.shared.set["bps"] = 0.0
-    thread.join(60)
-    assert not failed, failed
+    with running(bench):
+        os.kill(agent_pid(bench), signal.SIGKILL)
+        hub.shared.set["bps"] = 0.0
     assert bench.right()
     total = sum(file.size for file in bench.state.manifest.files)  # type: ignore[union-attr]
     assert sum(hub.stats()["sent"].values()) < total * 1.5
@@ -263,10 +379,10 @@ def test_a_controller_that_died_finds_its_download_again(bench: Bench, hub: Hub)
     context = bench.context("first")
     first, _ = _start(context, context.jobs(bench.want.guest), manifest, 0)
     agent_pid(bench)
-    hub.shared.set["bps"] = 0.0
-    bench.apply("second")
-    started = [event for event in bench.events if isinstance(event, JobStarted)]
-    assert [(event.pid, event.attached) for event in started] == [
+    with running(bench, "second"):
+        until(lambda: len(jobs_of(bench)) == 2, "the second run's job")
+        hub.shared.set["bps"] = 0.0
+    assert [(event.pid, event.attached) for event in jobs_of(bench)] == [
         (first.pid, False),
         (first.pid, True),
     ]
