@@ -136,9 +136,10 @@ class Answers(BaseHTTPRequestHandler):
         poll = select.poll()
         poll.register(self.connection.fileno(), select.POLLRDHUP)
         end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.shared.stopping.is_set():
-            if poll.poll(min(100.0, seconds * 1000)):
-                return
+        with self.shared.holding():
+            while time.monotonic() < end and not self.shared.stopping.is_set():
+                if poll.poll(min(100.0, seconds * 1000)):
+                    return
 
     # ---- control
     def control(self) -> None:

@@ -203,12 +203,13 @@ class Bodies(Answers):
         step = max(1, int(bps / 10))
         poll = select.poll()
         poll.register(self.connection.fileno(), select.POLLRDHUP)
-        while at <= last and not self.shared.stopping.wait(step / bps):
-            if poll.poll(0):
-                return
-            block = body.read(at, min(step, last + 1 - at))
-            self.send(block)
-            at += len(block)
+        with self.shared.holding():
+            while at <= last and not self.shared.stopping.wait(step / bps):
+                if poll.poll(0):
+                    return
+                block = body.read(at, min(step, last + 1 - at))
+                self.send(block)
+                at += len(block)
 
     def drain(self) -> None:
         """Waits until the client's kernel has what was sent: a RST throws the rest away."""

@@ -27,6 +27,7 @@ DEFAULTS: dict[str, Any] = {
     "page": 1000,  # files a page of a listing
 }
 TOKEN_LIFE_S = 900
+SETTLE_S = 0.1
 
 
 class Shared:
@@ -39,7 +40,7 @@ class Shared:
         self.set = dict(self.initial)
         self.faults = Faults()
         self.log: list[Entry] = []
-        self.live = self.peak = 0
+        self.live = self.held = self.peak = 0
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         self.tls = False
@@ -106,6 +107,27 @@ class Shared:
                 self.live -= 1
 
     @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """While a request is kept waiting on purpose."""
+        with self.lock:
+            self.held += 1
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.held -= 1
+
+    def settle(self) -> None:
+        """Gives requests that are at their end the moment they need to be counted: a client has its
+        last byte before the thread that sent it knows. Returns soon while a body is on its way."""
+        end = time.monotonic() + SETTLE_S
+        while time.monotonic() < end:
+            with self.lock:
+                if self.live <= self.held:
+                    return
+            time.sleep(0.002)
+
+    @contextlib.contextmanager
     def connected(self, connection: socket.socket) -> Iterator[None]:
         """Knows the connection while it is served, so that `hang_up` can end it."""
         with self.lock:
@@ -127,6 +149,7 @@ class Shared:
     # ---- sums
     def stats(self, client: str | None = None, log: bool = True) -> dict[str, Any]:
         """Bytes handed to sockets and GETs a file and a client; `client` looks at one address."""
+        self.settle()
         with self.lock:
             rows = [dict(row) for row in self.log]
             peak = self.peak

@@ -13,11 +13,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docker" / "hub"))
 from hub import Hub
 
 SHARD = "model-00002-of-00003.safetensors"
+PATIENCE_S, SILENCE_S = 10.0, 0.2
 Answer = tuple[int, dict[str, str], bytes]
 
 
 def connect(
-    url: str, timeout: float = 5, context: ssl.SSLContext | None = None
+    url: str, timeout: float = PATIENCE_S, context: ssl.SSLContext | None = None
 ) -> http.client.HTTPConnection:
     """A connection to the url's origin."""
     at = urlsplit(url)
@@ -32,7 +33,7 @@ def ask(
     url: str,
     method: str = "GET",
     body: object = None,
-    timeout: float = 5,
+    timeout: float = PATIENCE_S,
     context: ssl.SSLContext | None = None,
     headers: dict[str, str] | None = None,
     **fields: str,
@@ -66,17 +67,21 @@ def content(hub: Hub, name: str = SHARD) -> bytes:
     return hub.repo.blobs[name].path.read_bytes()
 
 
-def partial(url: str, timeout: float = 0.3, **fields: str) -> tuple[bytes, str]:
-    """What comes until the connection ends or is silent, and the name of that end."""
+def partial(url: str, wanted: int = 0, **fields: str) -> tuple[bytes, str]:
+    """What comes until the connection ends or is silent, and the name of that end.
+
+    Silence counts only once `wanted` bytes are there: a slow machine is no fault of the hub.
+    """
     at, data = urlsplit(url), b""
-    conn = connect(url, timeout)
+    conn = connect(url, PATIENCE_S if wanted else SILENCE_S)
     try:
-        conn.request("GET", f"{at.path}?{at.query}", None, fields)
+        conn.request("GET", at.path + (f"?{at.query}" if at.query else ""), None, fields)
         got = conn.getresponse()
         while block := got.read1(1 << 16):
             data += block
-        left = got.length or 0
-        return data, "short" if left else "whole"
+            if len(data) >= wanted and conn.sock is not None:
+                conn.sock.settimeout(SILENCE_S)
+        return data, "short" if got.length else "whole"
     except (OSError, http.client.HTTPException) as error:
         return data, type(error).__name__
     finally:

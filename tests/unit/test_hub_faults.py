@@ -91,7 +91,7 @@ def test_a_cut_in_the_middle_sends_exactly_up_to_the_cut_once(
     hub.faults(preset(name, match=SHARD))
     url, whole = cdn_url(hub), content(hub)
     half = int(0.5 * len(whole))
-    got, how = partial(url)
+    got, how = partial(url, half if end == "TimeoutError" else len(whole))
     assert (got, how) == (whole[:half], end)
     assert hub.stats()["sent"][SHARD] == half
     assert ask(url, Range=f"bytes={half}-")[2] == whole[half:]
@@ -103,7 +103,7 @@ def test_each_connection_gets_only_1_mib(data: Path) -> None:
         hub.faults(preset("hub-stall-each-mb", match=SHARD))
         url, whole, got = cdn_url(hub), content(hub), b""
         for _ in range(2):
-            got += partial(url, Range=f"bytes={len(got)}-")[0]
+            got += partial(url, 1 << 20, Range=f"bytes={len(got)}-")[0]
         assert got == whole[: 2 << 20]
 
 
@@ -120,13 +120,13 @@ def test_drip_goes_on_a_little(hub: Hub) -> None:
 @pytest.mark.parametrize("name", ["hub-hang", "hub-slow-headers"])
 def test_no_answer_of_the_cdn(hub: Hub, name: str) -> None:
     hub.faults(preset(name, match=SHARD))
-    assert partial(cdn_url(hub), timeout=0.2) == (b"", "TimeoutError")
+    assert partial(cdn_url(hub)) == (b"", "TimeoutError")
 
 
 def test_slow_headers_never_pause(hub: Hub) -> None:
     hub.faults(preset("hub-slow-headers", match=SHARD, bps=50))
     at = urlsplit(cdn_url(hub))
-    with socket.create_connection((at.hostname, at.port), timeout=0.5) as conn:
+    with socket.create_connection((at.hostname, at.port), timeout=5) as conn:
         conn.sendall(f"GET {at.path}?{at.query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         data = b""
         while len(data) < 60:
@@ -145,7 +145,7 @@ def test_slow_headers_never_pause(hub: Hub) -> None:
 )
 def test_no_answer_of_the_hub(hub: Hub, name: str, path: str) -> None:
     hub.faults([name])
-    assert partial(f"{hub.url}/{path}", timeout=0.2) == (b"", "TimeoutError")
+    assert partial(f"{hub.url}/{path}") == (b"", "TimeoutError")
     hub.faults([])
     assert ask(f"{hub.url}/{path}", "HEAD")[0] in (200, 302, 404)
 
@@ -187,10 +187,10 @@ def test_status_of_the_hub(hub: Hub, name: str, path: str, codes: list[int]) -> 
 )
 def test_a_resumption_goes_wrong_only_after_the_cut(hub: Hub, name: str, codes: list[int]) -> None:
     hub.faults([name])
-    url, half = cdn_url(hub), len(content(hub)) // 2
+    url, size = cdn_url(hub), len(content(hub))
     assert ask(url, Range="bytes=0-9")[0] == 206
-    assert partial(url)[1] == "short"
-    answers = [ask(url, Range=f"bytes={half}-") for _ in codes]
+    assert partial(url, size)[1] == "short"
+    answers = [ask(url, Range=f"bytes={size // 2}-") for _ in codes]
     assert [one[0] for one in answers] == codes
     if name == "hub-no-range":
         assert answers[0][2] == content(hub)
@@ -221,7 +221,7 @@ def test_a_206_for_something_else(hub: Hub, name: str, says: str | None) -> None
     hub.faults([name])
     url, whole = cdn_url(hub), content(hub)
     size = len(whole)
-    assert partial(url)[1] == "short"
+    assert partial(url, size)[1] == "short"
     status, fields, body = ask(url, Range="bytes=100-")
     wanted = says and says.format(last=size - 1, size=size, more=size + 1)
     assert (status, fields.get("content-range")) == (206, wanted)
@@ -254,7 +254,7 @@ def test_half_a_file_that_is_called_whole(hub: Hub) -> None:
 
 def test_no_answer_at_all_and_the_wrong_one(hub: Hub) -> None:
     hub.faults(["hub-drop"])
-    assert partial(cdn_url(hub)) == (b"", "RemoteDisconnected")
+    assert partial(cdn_url(hub), 1) == (b"", "RemoteDisconnected")
     hub.faults(["hub-portal"])
     for path in ("api/models/acme/tiny-hybrid", f"acme/tiny-hybrid/resolve/main/{SHARD}"):
         status, fields, body = ask(f"{hub.url}/{path}")
@@ -270,7 +270,7 @@ def test_another_version_and_an_expired_url(hub: Hub) -> None:
     assert resolve(hub)[1]["x-linked-etag"] != before
     hub.faults([{"set": {"url_ttl": 0.1}}, *preset("hub-url-expires", match=SHARD, secs=0.2)[1:]])
     url = cdn_url(hub)
-    assert partial(url, timeout=2)[1] == "short"
+    assert partial(url, len(content(hub)))[1] == "short"
     assert ask(url, Range="bytes=9-")[0] == 403
 
 
