@@ -86,6 +86,13 @@ class Proxy:
         return f"the proxy {self.host}:{self.port}"
 
 
+def shut(sock: socket.socket) -> None:
+    """Wakes the thread that reads from it; that one closes."""
+    # Not SSLSocket.shutdown: it would let the reader take cipher text for the answer.
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
 class Body:
     """The bytes [start, stop) of the file, as they come. `close` and `abort` may come twice."""
 
@@ -110,10 +117,8 @@ class Body:
         return len(data)
 
     def abort(self) -> None:
-        """Wakes a thread that reads; that one closes."""
-        # Not SSLSocket.shutdown: it would let the reader take cipher text for the body.
-        with contextlib.suppress(OSError):
-            socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
+        """Ends it for the thread that reads."""
+        shut(self.sock)
 
     def close(self) -> None:
         """Ends the connection at once."""
@@ -133,6 +138,7 @@ class Hub:
         self.proxy = Proxy(job.proxy) if job.proxy else None
         self._tls: ssl.SSLContext | None = None
         self._lock = threading.Lock()
+        self._asked: dict[socket.socket, float] = {}
 
     def fatal(self, code: int, text: str) -> Fatal:
         """The error for what this endpoint refuses."""
@@ -158,7 +164,7 @@ class Hub:
             try:
                 self.ask(connection, url, wanted)
                 sock = connection.sock
-                response = connection.getresponse()
+                response = self.answer(connection, sock)
                 if hop == 0:
                     self.check_linked(file, response)
                 if response.status in (301, 302, 303, 307, 308):
@@ -208,6 +214,38 @@ class Hub:
             if self.proxy and "Tunnel connection failed: 407" in str(error):
                 raise Fatal(DENIED, f"{self.proxy} wants a user and password (407)") from error
             raise
+
+    def answer(
+        self, connection: http.client.HTTPConnection, sock: socket.socket
+    ) -> http.client.HTTPResponse:
+        """The header of the answer, whole within recv_timeout_s. Raises Again."""
+        with self._lock:
+            self._asked[sock] = time.monotonic() + self.limits.recv_timeout_s
+        response, problem = None, None
+        try:
+            response = connection.getresponse()
+        except (OSError, http.client.HTTPException) as error:
+            problem = error
+        with self._lock:
+            late = self._asked.pop(sock, None) is None
+        if response is not None and not late:
+            return response
+        if response is not None:  # cut off, which http.client takes for its end
+            response.close()
+        if late or problem is None:
+            wait = f"{self.limits.recv_timeout_s:g} s"
+            raise Again(f"the header of the answer was not whole after {wait}") from problem
+        raise problem
+
+    def hurry(self, now: float) -> None:
+        """Ends requests whose header is overdue at `now` (monotonic). Call it once a second.
+
+        A header that comes byte by byte never meets the time limit of a single receive.
+        """
+        with self._lock:
+            for sock in [sock for sock, due in self._asked.items() if now >= due]:
+                del self._asked[sock]
+                shut(sock)
 
     def check_linked(self, file: File, response: http.client.HTTPResponse) -> None:
         """The hub says what it links to; another file than the pinned one ends the download."""

@@ -9,6 +9,7 @@ still finds nothing takes half of what another has before it.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -59,8 +60,10 @@ class Download:
         try:
             while any(thread.is_alive() for thread in threads):
                 self.reporter.tell(self.gauge.line())
+                self.hub.hurry(time.monotonic())
                 join(threads, 1.0, self.stop.event)
                 if self.stop.event.is_set():
+                    self.hub.hurry(math.inf)
                     join(threads, END_S)
                     break
             self.reporter.tell(self.gauge.line())

@@ -149,6 +149,10 @@ class Stream:
         if self.part.refused >= 2 and self.part.ranges:
             log(f"{self.name}: the server refuses ranges; from the beginning")
             self.part.no_ranges()
+        self.check_place()
+
+    def check_place(self) -> None:
+        """Raises Yielded when this is a piece and the server ignores ranges."""
         if not self.part.ranges and self.span is not self.part.spans[0]:
             raise Yielded
 
@@ -173,6 +177,7 @@ class Stream:
         """One request; returns when the span is full. Raises Again."""
         span = self.span
         offset = span.at
+        self.check_place()
         body = self.hub.open(self.part.file, offset, span.end, self.part.ranges)
         self.stop.add(body)
         try:
@@ -182,8 +187,7 @@ class Stream:
                 if self.part.ranges:
                     log(f"{self.name}: the server ignored the range; no more than one connection")
                     self.part.no_ranges()
-                if span is not self.part.spans[0]:
-                    raise Yielded
+                self.check_place()
             self.pour(body, goes_on=whole)
         finally:
             self.stop.remove(body)
