@@ -11,3 +11,4 @@ down:
 	sh docker/lab.sh down
 bench:
 	.venv/bin/python tests/bench/converge.py
+	.venv/bin/python tests/bench/download.py
