@@ -6,17 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from deployer.agents.fetch.claims import plain
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, Unreachable
 from deployer.model import Facts, Plan, PlanState, Where
 from deployer.observe import LockSeen, smi_problem
+from deployer.rehash import Verdict
 from deployer.remote.hostlock import Controller, is_stale
 from deployer.state import DeploymentState
 from deployer.steps.base import Step
 from deployer.steps.container_facts import CudaCheck
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.server_facts import ServerFact, problems_of
+from deployer.steps.shards import pinned
 from deployer.steps.shards_facts import ShardsFact
+from deployer.steps.shards_preflight import leftovers
 from deployer.steps.venv_facts import ComputeFact, VenvFact
 from deployer.steps.verify import ServingFact
 
@@ -71,13 +75,28 @@ def examine(
     """All findings of one deployment, worst first, each said once."""
     planned = [_planned(step, want, facts, state) for step in steps]
     said = " ".join(one.what for one in planned if one.level is not Level.FINE)
-    warned = [one for one in _warnings(want, facts) if one.what not in said]
+    warned = [one for one in _warnings(want, facts, state) if one.what not in said]
     return in_order([*planned, *warned])
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
     """Worst first; what is equally bad stays in the order of the steps."""
     return sorted(dict.fromkeys(found), key=lambda one: one.level)
+
+
+def of_rehash(want: Deployment, wrong: Iterable[Verdict]) -> list[Finding]:
+    """Files whose bytes are not those of the list: wrong ones first, then missing ones."""
+    where, found = f"{want.id} shards", []
+    again = f"`deploy up {want.id} --only shards` fetches it again"
+    for one in wrong:
+        if one.missing:
+            what = f"{plain(one.path)}: {one.got}"
+            found.append(Finding(Level.PENDING, where, what, f"`deploy up {want.id}` fetches it"))
+            continue
+        what = f"{plain(one.path)}: expected {one.expected}, got {one.got} ({one.size} bytes)"
+        fix = f"{again}; if it comes back: suspect the disk or the RAM of {want.host_name}"
+        found.append(Finding(Level.BLOCKED, where, what, fix))
+    return in_order(found)
 
 
 def of_lock(host: str, facts: Facts, me: Controller) -> list[Finding]:
@@ -124,7 +143,7 @@ def _fix(want: Deployment, plan: Plan) -> str:
     return f"`deploy up {want.id}` does it" if plan.state is PlanState.CHANGES else ""
 
 
-def _warnings(want: Deployment, facts: Facts) -> Iterable[Finding]:
+def _warnings(want: Deployment, facts: Facts, state: DeploymentState) -> Iterable[Finding]:
     def warn(step: str, what: str, fix: str = "") -> Finding:
         return Finding(Level.WARNING, f"{want.id} {step}".rstrip(), what, fix)
 
@@ -148,6 +167,13 @@ def _warnings(want: Deployment, facts: Facts) -> Iterable[Finding]:
     shards = facts.get(ShardsFact)
     if shards is not None and (problem := shards.problem or shards.record_error):
         yield warn("shards", problem, f"check {want.playbook.model.path} on the target")
+    manifest = pinned(want, state)
+    if shards is not None and manifest is not None:
+        whole = all(shards.verified(file) for file in manifest.files)
+        text = leftovers(shards, manifest.files, own=whole).useless_text(want.id)
+        if text:
+            what, _, fix = text.partition(": ")
+            yield warn("shards", what, fix)
     yield from (warn(*one) for one in _server(want, facts))
 
 

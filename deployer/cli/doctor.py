@@ -12,7 +12,7 @@ from deployer.cli.hosts import exit_code
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
 from deployer.cli.status import Look, look_at
-from deployer.errors import DeployError, StepBlocked
+from deployer.errors import DeployError, StepBlocked, UsageError
 from deployer.findings import Finding, Level, examine, in_order, of_error, of_lock
 from deployer.locallock import read_owner
 from deployer.remote.hostlock import Controller, this_controller
@@ -31,14 +31,27 @@ MARKS = {
 
 @click.command("doctor")
 @targets
+@click.option(
+    "--rehash", is_flag=True, help="Hash the model's files again; exit code 1 when one is wrong."
+)
+@click.option(
+    "--clean-partials", "clean", is_flag=True, help="Remove partial downloads of no use; asks."
+)
 @common
-def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
+def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, clean: bool) -> int:
     """Look at everything, worst problem first, with the action for it; change nothing.
 
     Exit code 0 when nothing is in the way of `up`, 1 when something is blocked, 3 when a host
     cannot be reached.
     """
+    if rehash and clean:
+        raise UsageError("--rehash and --clean-partials exclude each other", fix="give one of them")
     deployments = Catalog.load(options.inventory).select(list(words), all_)
+    if rehash or clean:
+        from deployer.cli import doctor_files
+
+        work = doctor_files.rehash if rehash else doctor_files.clean_partials
+        return work(options, deployments)
     me, folder = this_controller(), UpOptions(options.inventory).deploy_dir
     looks = look_at(options, deployments)
     found = {look.host_name: host_findings(look, me, folder) for look in looks}

@@ -21,7 +21,7 @@ from deployer.engine import Outcome, Selection
 from deployer.errors import UsageError
 from deployer.steps.base import Step
 from deployer.steps.order import NAMES, all_steps
-from deployer.up import DeploymentResult, UpOptions, up_host
+from deployer.up import Confirm, DeploymentResult, UpOptions, up_host
 
 _ASKING = threading.Lock()
 """Hosts run in parallel; questions come one after the other."""
@@ -75,6 +75,7 @@ def run_up(
     steps: Callable[[], list[Step]] = all_steps,
     serves: bool = True,
     repin: bool = False,
+    ask: Confirm | None = None,
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code."""
     bus, end = open_bus(options, show_plan=dry_run)
@@ -86,7 +87,7 @@ def run_up(
         command=f"{name} {' '.join(want.id for want in deployments)}",
         dry_run=dry_run,
         selection=selection,
-        confirm=_ask if asks and not dry_run else None,
+        confirm=_one_by_one(ask or _asked) if asks and not dry_run else None,
         steps=steps,
         serves=serves,
         repin=repin,
@@ -111,9 +112,12 @@ def run_up(
     return code
 
 
-def _ask(want: Deployment, outcome: Outcome) -> bool:
-    with _ASKING:
-        return _asked(want, outcome)
+def _one_by_one(ask: Confirm) -> Confirm:
+    def asked(want: Deployment, outcome: Outcome) -> bool:
+        with _ASKING:
+            return ask(want, outcome)
+
+    return asked
 
 
 def _asked(want: Deployment, outcome: Outcome) -> bool:

@@ -13,7 +13,14 @@ from deployer.steps.base import Step, StepContext
 from deployer.steps.shards_download import download, job_name
 from deployer.steps.shards_facts import ShardsFact, shards_probe
 from deployer.steps.shards_figures import size_text
-from deployer.steps.shards_preflight import lacking, leftovers, no_room, obstacle, stranger
+from deployer.steps.shards_preflight import (
+    lacking,
+    leads_out,
+    leftovers,
+    no_room,
+    obstacle,
+    stranger,
+)
 
 
 def pinned(want: Deployment, state: DeploymentState) -> Manifest | None:
@@ -97,7 +104,10 @@ class ShardsStep(Step):
             reason = f"{len(files)} files, {total}, all verified ({kinds})"
             return Plan.nothing("; ".join(filter(None, [reason, useless])))
         blocked = (
-            obstacle(want, fact) or stranger(want, fact, files) or no_room(want, fact, left, found)
+            obstacle(want, fact)
+            or leads_out(want, fact, left)
+            or stranger(want, fact, files)
+            or no_room(want, fact, left, found)
         )
         if blocked:
             return blocked

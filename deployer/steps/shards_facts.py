@@ -66,6 +66,8 @@ class ShardsFact:
     parts: Mapping[str, int] = field(default_factory=dict)
     links: tuple[str, ...] = ()
     """Sub-folders that are symlinks, and symlinks with a name of ours."""
+    outside: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that are folders and lead out of the model's -> where they lead."""
     bad: tuple[str, ...] = ()
     partials: tuple[Partial, ...] = ()
     """Of other clients, and of our own children."""
@@ -190,6 +192,7 @@ def _fact(row: Mapping[str, Any]) -> ShardsFact:
         files=files,
         parts=parts,
         links=tuple(str(name) for name in row["links"]),
+        outside={str(link): str(real) for link, real in row["outside"].items()},
         bad=tuple(name for name in files if name.endswith(".bad")),
         partials=tuple(
             Partial(str(c), str(p), int(used), int(prefix), str(n), str(e), int(total))

@@ -116,6 +116,18 @@ def obstacle(want: Deployment, fact: ShardsFact) -> Plan | None:
     return None
 
 
+def leads_out(want: Deployment, fact: ShardsFact, left: Sequence[ManifestFile]) -> Plan | None:
+    """A symlinked sub-folder that would take files out of the model's folder."""
+    for link, real in fact.outside.items():
+        if any(file.path.startswith(f"{link}/") for file in left):
+            path = f"{want.playbook.model.path}/{link}"
+            return Plan.blocked(
+                f"{plain(path)} is a link that leads out of the model's folder, to {plain(real)}",
+                "put a real folder or a mount point there, or let model.path be the link",
+            )
+    return None
+
+
 def stranger(want: Deployment, fact: ShardsFact, files: Sequence[ManifestFile]) -> Plan | None:
     """A live download of somebody else in the same folder."""
     names = {file.path for file in files}

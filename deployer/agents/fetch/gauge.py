@@ -10,6 +10,7 @@ import json
 import os
 import select
 import stat
+import sys
 import threading
 import time
 from collections import deque
@@ -142,3 +143,26 @@ class Reporter:
             if select.select([], [self.pipe], [], FAIL_S)[1]:
                 os.write(self.pipe, text.encode())
         return True
+
+
+class Spoken(Reporter):
+    """Progress lines among the answers on stdout, as {"progress": {...}}."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def tell(self, line: str) -> None:
+        """Raises Fatal when nobody listens any more."""
+        say(f'{{"progress": {line}}}')
+
+
+def say(line: str) -> None:
+    """One line on stdout in one piece, whichever threads speak too.
+
+    Raises Fatal when nobody listens any more.
+    """
+    try:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError as error:
+        raise Fatal(GAVE_UP, "nobody listens any more") from error

@@ -43,6 +43,7 @@ def look(root: str) -> dict[str, Any]:
     out: dict[str, Any] = {"exists": os.path.isdir(root), "problems": []}
     files, inodes, folders, out["links"] = files_below(root, out["problems"])
     out["files"] = files
+    out["outside"] = _leading_out(root, out["links"])
     found = partials(root, [name for name in files if name.endswith(".aria2")])
     out["partials"] = found
     out["maps"] = _maps(root, files)
@@ -59,6 +60,17 @@ def look(root: str) -> dict[str, Any]:
     out["running_command"] = command_of(out["running"]) if out["running"] else ""
     out.update(_room(root, folders))
     return out
+
+
+def _leading_out(root: str, links: list[str]) -> dict[str, str]:
+    """Symlinked folder -> where it leads, of those that lead out of `root`: none is written to."""
+    top = os.path.realpath(root)
+    found = {}
+    for link in links:
+        real = os.path.realpath(os.path.join(root, link))
+        if os.path.isdir(real) and os.path.commonpath([real, top]) != top:
+            found[link] = real
+    return found
 
 
 def _remember(inodes: dict[Inode, str], path: str, name: str) -> None:

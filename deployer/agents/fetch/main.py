@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -26,7 +27,6 @@ def fetch_ranges(job: Job, token: str, words: list[str]) -> int:
     from deployer.agents.fetch.pool import Download
 
     Download(job, token, Reporter.here(), words[0] if words else job.endpoint).run()
-    log("complete: every file is verified")
     return 0
 
 
@@ -54,11 +54,22 @@ def settle(job: Job, token: str, words: list[str]) -> int:
 
 def rehash(job: Job, token: str, words: list[str]) -> int:
     """Hashes every file again, whatever the record says."""
-    from deployer.agents.fetch.gauge import Reporter
+    from deployer.agents.fetch.gauge import Reporter, Spoken
     from deployer.agents.fetch.rehash import Rehash
 
+    reporter = Spoken() if "--stream" in words else Reporter.here()
     with only_one(job.path):
-        return Rehash(job, Reporter.here(), quarantine="--quarantine" in words).run()
+        return Rehash(job, reporter, quarantine="--quarantine" in words).run()
+
+
+def clean(job: Job, token: str, words: list[str]) -> int:
+    """Removes those useless partials that the JSON list on stdin names; a JSON line for each."""
+    from deployer.agents.fetch import orphans
+
+    agreed = json.load(sys.stdin)
+    for path, used, why in orphans.clean(job.path, job.files, {str(one) for one in agreed}):
+        print(json.dumps({"path": path, "bytes": used, "why": why}))
+    return 0
 
 
 MODES: dict[str, Callable[[Job, str, list[str]], int]] = {
@@ -66,6 +77,7 @@ MODES: dict[str, Callable[[Job, str, list[str]], int]] = {
     "range": fetch_ranges,
     "settle": settle,
     "rehash": rehash,
+    "clean": clean,
     "peer": copy_from_peer,
     "hf-child": hf_child,
 }

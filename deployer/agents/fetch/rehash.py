@@ -11,7 +11,7 @@ import stat
 
 from deployer.agents.fetch.common import MISMATCH
 from deployer.agents.fetch.digest import hash_file
-from deployer.agents.fetch.gauge import Gauge, Reporter
+from deployer.agents.fetch.gauge import Gauge, Reporter, say
 from deployer.agents.fetch.hashers import Hashers
 from deployer.agents.fetch.landing import Landing
 from deployer.agents.fetch.manifest import File, Job
@@ -59,7 +59,7 @@ class Rehash:
         with self.gauge.lock:
             self.wrong += not right
             self.gauge.files_done += 1
-            print(json.dumps(row), flush=True)
+            say(json.dumps(row))
 
     def hashed(self, count: int) -> None:
         self.gauge.add(moved=count)
