@@ -148,6 +148,24 @@ class Bench:
         if after.state is not PlanState.NOTHING:
             raise AssertionError(f"the step is done and its plan is not empty: {after}")
 
+    def run_within(self, seconds: float, run_id: str = "r1") -> None:
+        """`run`, cut when it takes longer: raises Overdue, and nothing of it lives on."""
+
+        def cut() -> None:
+            self.transport.cut = True
+            self.kill_tree()
+
+        self.transport.cut = False
+        timer = threading.Timer(seconds, cut)
+        timer.start()
+        try:
+            self.run(run_id)
+        finally:
+            timer.cancel()
+            if self.transport.cut:
+                self.kill_tree()
+                self.transport.cut = False
+
     def notes(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Note)]
 

@@ -96,20 +96,10 @@ class Run:
 
     def go(self, bench: Bench, run_id: str, deadline_s: float = DEADLINE_S) -> BaseException | None:
         """One run of one controller; the error it ended with. Cut at the deadline."""
-
-        def cut() -> None:
-            bench.transport.cut = True
-            bench.kill_tree()
-
-        bench.transport.cut = False
-        timer = threading.Timer(deadline_s, cut)
-        timer.start()
         try:
-            bench.run(run_id)
+            bench.run_within(deadline_s, run_id)
         except (DeployError, AssertionError, Overdue) as error:
             return error
-        finally:
-            timer.cancel()
         return None
 
     def finish(self) -> None:

@@ -140,6 +140,15 @@ def holder_text(record: bytes) -> str:
     return f"pid {pid}: {line}"
 
 
+def make_folder(root: str, folder: str) -> None:
+    """Makes `folder`, at or below `root`. Raises Fatal when a link leads it out of there."""
+    with disk(folder):
+        real, top = os.path.realpath(folder), os.path.realpath(root)
+        if os.path.commonpath([real, top]) != top:
+            raise Fatal(DISK_ERROR, f"{folder}: a link leads out of {root}, to {real}; remove it")
+        os.makedirs(folder, exist_ok=True)
+
+
 @contextlib.contextmanager
 def only_one(root: str) -> Iterator[int]:
     """Holds `.deployer/lock` and yields its descriptor, for children to inherit.
@@ -147,8 +156,8 @@ def only_one(root: str) -> Iterator[int]:
     The kernel frees it when this process and all who inherited it have ended.
     """
     folder = os.path.join(root, ".deployer")
+    make_folder(root, folder)
     with disk(folder):
-        os.makedirs(folder, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(os.path.join(folder, "lock"), flags, 0o644)
     try:

@@ -70,7 +70,7 @@ def broken_header(path: str) -> str:
                 for name, row in header.items()
                 if name != "__metadata__"
             )
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             return f"header is not safetensors JSON ({error})"
     end = 0
     for start, stop in spans:
@@ -92,7 +92,7 @@ def check_content(file: File, final: str, names: Iterable[str]) -> None:
         try:
             with open(final, encoding="utf-8") as stream:
                 shards = set(json.load(stream)["weight_map"].values())
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise Fatal(MALFORMED, f"{file.path}: not a weight index ({error})") from error
         there = set(names)
         lost = sorted(s for s in shards if os.path.join(folder, str(s)) not in there)

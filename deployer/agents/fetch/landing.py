@@ -1,7 +1,7 @@
 """How a file comes to stand under its final name: only with the right bytes, and recorded."""
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH103, PTH105, PTH108, PTH116, PTH118, PTH120
+# ruff: noqa: PTH105, PTH108, PTH114, PTH116, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from deployer.agents.fetch.common import DISK_ERROR, Fatal, disk, log, sync_folder
+from deployer.agents.fetch.common import DISK_ERROR, Fatal, disk, log, make_folder, sync_folder
 from deployer.agents.fetch.digest import check_content, hash_file
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import OWN_FOLDER, File, Job
@@ -26,8 +26,7 @@ class Landing:
     def __init__(self, job: Job, gauge: Gauge, goes_on: Callable[[], None]) -> None:
         self.root, self.gauge, self.goes_on = job.path, gauge, goes_on
         self.names = frozenset(file.path for file in job.files)
-        with disk(self.root):
-            os.makedirs(os.path.join(self.root, OWN_FOLDER), exist_ok=True)
+        make_folder(self.root, os.path.join(self.root, OWN_FOLDER))
         self.record = Record(self.root)
 
     def final(self, file: File) -> str:
@@ -56,8 +55,8 @@ class Landing:
         One that is only too short becomes NAME.part. Raises Fatal for a folder or a device.
         """
         final = self.final(file)
+        make_folder(self.root, os.path.dirname(final))
         with disk(final):
-            os.makedirs(os.path.dirname(final), exist_ok=True)
             try:
                 facts = os.stat(final)
             except FileNotFoundError:
@@ -65,7 +64,9 @@ class Landing:
         if not stat.S_ISREG(facts.st_mode):
             raise Fatal(DISK_ERROR, f"{final}: is no regular file; move it away")
         part = self.partial(file)
-        if facts.st_size < file.size and not os.path.lexists(part):
+        # What a link leads to is not ours: the link itself is moved away.
+        resumable = not os.path.islink(final) and not os.path.lexists(part)
+        if facts.st_size < file.size and resumable:
             log(f"{file.path}: {facts.st_size} of {file.size} bytes; resuming")
             forget_map(part)
             with disk(final):

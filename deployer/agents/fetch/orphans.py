@@ -1,7 +1,7 @@
 """Partial files that other clients left behind: taken over, or named for cleaning."""
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH103, PTH105, PTH106, PTH108, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH105, PTH106, PTH108, PTH116, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from deployer.agents.fetch.common import (
     Fatal,
     disk,
     log,
+    make_folder,
     only_one,
     replace_file,
     warn,
@@ -225,7 +226,7 @@ def _take(root: str, file: File, one: Partial) -> int:
                 os.truncate(path, one.prefix)
         except FileNotFoundError:  # another worker took it: files of the same content
             return 0
-        os.makedirs(os.path.dirname(part), exist_ok=True)
+        make_folder(root, os.path.dirname(part))
         if os.path.lexists(part + ".map"):
             # The old map must not speak for the new bytes, at no moment.
             replace_file(part + ".map", json.dumps({"prefix": 0, "pieces": []}))
