@@ -51,6 +51,37 @@ def dies_with_its_parent() -> Callable[[], None]:
     return arm
 
 
+def takes_its_group_along() -> None:
+    """From now on the end of our parent, or SIGTERM, kills our whole process group.
+
+    For a worker with children whose own children the kernel does not tell of that end.
+    """
+    parent = os.getppid()
+
+    def end(number: int, frame: object) -> None:
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    if os.getpgrp() != os.getpid():
+        return  # run by hand: the group is the shell's
+    signal.signal(signal.SIGTERM, end)
+    _prctl()(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        end(signal.SIGTERM, None)
+
+
+def children_of(parent: int) -> Iterator[int]:
+    """Pids of its direct children, zombies too."""
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stream:
+                    fields = stream.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if len(fields) > 1 and int(fields[1]) == parent:
+                yield int(name)
+
+
 def group_members(group: int) -> Iterator[tuple[int, str]]:
     """(pid, state) of every process of a process group that is no zombie."""
     for name in os.listdir("/proc"):

@@ -13,13 +13,20 @@ import contextlib
 import json
 import os
 import secrets
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
 from typing import IO, Any
 
-from deployer.agents.fetch.child import dies_with_its_parent, group_members
+from deployer.agents.fetch.child import (
+    become_reaper,
+    children_of,
+    dies_with_its_parent,
+    group_members,
+    takes_its_group_along,
+)
 from deployer.agents.fetch.common import DISK_FULL, GAVE_UP, Fatal, disk, log
 from deployer.agents.fetch.gauge import Reporter
 from deployer.agents.fetch.manifest import File, Job, Peer
@@ -44,6 +51,8 @@ def child(job: Job) -> int:
     """Mode `peer`. 0: all files came; their hashes are another's work. Raises Fatal."""
     if job.peer is None:
         raise Fatal(GAVE_UP, "no peer is configured")
+    takes_its_group_along()
+    become_reaper()
     return Copy(job, job.peer, Reporter.here().tell).run()
 
 
@@ -89,7 +98,7 @@ class Copy:
         self.idle: dict[str, int] = {}
         self.retries = 0
         self.read: dict[int, tuple[bool, int]] = {}
-        self.received = self.moved = 0
+        self.received = self.moved = self.read_by_ssh = self.grown = 0
         self.phase = "probing"
         self.where = f"{peer.user}@{peer.address}:{peer.path}"
 
@@ -203,6 +212,8 @@ class Copy:
 
     def finish(self, one: Transfer) -> File | None:
         """The file, when it must be tried again. Raises Fatal after tries that brought nothing."""
+        self.sweep()
+        self.grown += self.gained(one)
         file = one.file
         target = os.path.join(self.incoming, file.path)
         code, words = one.process.returncode, one.last_words()
@@ -213,14 +224,22 @@ class Copy:
         facts = os.statvfs(self.incoming)
         if facts.f_bavail * facts.f_frsize < FULL_BYTES:
             raise Fatal(DISK_FULL, f"{target}: no space left; the bytes so far are kept")
-        gained = size_of(target) > one.before
-        self.idle[file.path] = 0 if gained else self.idle.get(file.path, 0) + 1
+        self.idle[file.path] = 0 if self.gained(one) else self.idle.get(file.path, 0) + 1
         why = f"rsync ended with {code}: {words}" if code else "rsync ended, but bytes lack"
         if self.idle[file.path] >= TRIES_WITHOUT_BYTES:
             raise Fatal(GAVE_UP, f"{file.path}: {why}")
         self.retries += 1
         log(f"{file.path}: {why}; going on at {size_of(target)} of {file.size}")
         return file
+
+    def sweep(self) -> None:
+        """Ends what a dead rsync has left: its other half would go on writing beside the next."""
+        ours = {one.process.pid for one in self.running}
+        for pid in children_of(os.getpid()):
+            if pid not in ours:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
 
     def report(self) -> None:
         """One progress line."""
@@ -249,8 +268,15 @@ class Copy:
             self.read[pid] = (is_ssh, count)
             gain = max(0, count - (had if was_ssh == is_ssh else 0))
             if is_ssh and self.phase == "downloading":
-                self.received += gain
+                self.read_by_ssh += gain
             self.moved += gain
+        # An ssh that ended since the last look has taken its count along; its bytes are there.
+        growing = sum(self.gained(one) for one in self.running)
+        self.received = max(self.received, self.read_by_ssh, self.grown + growing)
+
+    def gained(self, one: Transfer) -> int:
+        """Bytes that it has brought so far."""
+        return max(0, size_of(os.path.join(self.incoming, one.file.path)) - one.before)
 
 
 def last_line(text: str) -> str:

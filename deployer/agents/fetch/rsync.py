@@ -60,12 +60,16 @@ def look_script(peer: Peer, mark: str, files: Sequence[File]) -> str:
 
 def parse_look(mark: str, output: str, files: Sequence[File]) -> tuple[str, list[File]]:
     """(why it cannot be used, the files that it has in the right size)."""
+    noise = output.partition(mark)[0].strip()
+    if noise and mark in output:
+        shown = "".join(c if c.isprintable() else "?" for c in noise)[:80]
+        return f"its login shell prints {shown!r} before every command, which rsync cannot bear", []
     there: list[File] = []
     ended = False
     for line in output.splitlines():
         words = line.split()
         if words[:1] != [mark]:
-            continue  # what the login shell says
+            continue
         if words[1:] == ["norsync"]:
             return "rsync is not installed there", []
         if words[1:] == ["nofolder"]:

@@ -108,6 +108,7 @@ class Supervisor:
             if not self.look():
                 break
             self.judge(method, verdict, child)
+        self.figures.phase = "complete"
         self.show()
         log("complete: every file is verified")
         return 0

@@ -35,7 +35,7 @@ from deployer.agents.fetch.common import (
 )
 from deployer.agents.fetch.gauge import Reporter
 from deployer.agents.fetch.manifest import File, Job
-from deployer.agents.fetch.stock import HF, HF_CACHE, Stock, below
+from deployer.agents.fetch.stock import HF, HF_CACHE, Stock, below, occupied
 
 CHUNK = 1 << 20
 """huggingface_hub writes 10 MiB at a time by itself: that is how much a kill would lose."""
@@ -220,7 +220,9 @@ class Fetch:
             except Exception as error:
                 code = code_of(error)
                 text = f"{file.path}: {one_line(error)}"
-                if code != GAVE_UP or count == TRIES or self.failure is not None:
+                # Another try of huggingface_hub begins at 0; other methods go on from what is there.
+                begun = max(map(occupied, self.stock.hf_partials(file)), default=0) >= CHUNK
+                if code != GAVE_UP or begun or count == TRIES or self.failure is not None:
                     raise Fatal(code, text) from error
                 self.counter.retries += 1
                 log(f"{text}; trying again")
