@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from deployer.agents.fetch.common import DENIED, GAVE_UP, MISMATCH, NOT_FOUND, Again, Fatal
-from deployer.agents.fetch.hubhttp import Hub, Proxy, origin, placed, retry_after
+from deployer.agents.fetch.hubhttp import Hub, Proxy, origin, placed, redirected, retry_after
 from deployer.agents.fetch.manifest import File, Job
 
 HELLO_BLOB = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0"  # git hash-object of "hello"
@@ -77,6 +77,10 @@ def test_only_the_right_bytes_are_taken() -> None:
         place(Answer(206, Content_Range="bytes 2-4/5"), 2, 4)
     with pytest.raises(Again, match="7 bytes"):
         place(Answer(200, Content_Length="7"))
+    with pytest.raises(Again, match="web page"):
+        place(Answer(200, Content_Type="text/html; charset=utf-8"))
+    page = File("docs/index.html", 5, HELLO_SHA)
+    assert placed(Answer(200, Content_Type="text/html"), page, 0, 5) == (0, 5)  # type: ignore[arg-type]
     with pytest.raises(Again, match="compressed"):
         place(Answer(200, Content_Encoding="gzip"))
 
@@ -121,6 +125,21 @@ def test_origins() -> None:
     assert origin("https://h/x") == origin("https://H:443/y")
     assert origin("http://h/x") != origin("https://h/x")
     assert origin("http://h:1/x") != origin("http://h:2/x")
+
+
+def test_a_redirect_to_nowhere_is_not_followed() -> None:
+    assert redirected("https://h/a/b", "/c?d=1") == "https://h/c?d=1"
+    assert redirected("https://h/a", "http://[::1]:8/x") == "http://[::1]:8/x"
+    for location in (
+        "ftp://h/x",
+        "http:///x",
+        "http://h:port/x",
+        "http://[/x",
+        "//h:99999/",
+        "http://h/\n",
+    ):
+        with pytest.raises(Again, match="redirect"):
+            redirected("https://h/a", location)
 
 
 def test_the_token_goes_to_the_jobs_own_endpoint_only() -> None:

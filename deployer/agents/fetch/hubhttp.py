@@ -54,6 +54,18 @@ def retry_after(value: str | None, now: float) -> float:
         return 0.0
 
 
+def redirected(url: str, location: str) -> str:
+    """The address that a redirect names. Raises Again for what is no http(s) address."""
+    try:
+        target = urllib.parse.urljoin(url, location)
+        scheme, host, _ = origin(target)
+    except ValueError:
+        scheme, host = "", ""
+    if scheme not in ("http", "https") or not host or not target.isprintable():
+        raise Again("a redirect to something that is no http(s) address")
+    return target
+
+
 def trust(bundle: str | None) -> ssl.SSLContext:
     """Verifies against `bundle`, or what this machine trusts. Raises Fatal UNTRUSTED."""
     try:
@@ -168,9 +180,7 @@ class Hub:
                 if hop == 0:
                     self.check_linked(file, response)
                 if response.status in (301, 302, 303, 307, 308):
-                    url = urllib.parse.urljoin(url, response.getheader("Location") or "")
-                    if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-                        raise Again("a redirect to something that is not http(s)")
+                    url = redirected(url, response.getheader("Location") or "")
                     response.close()
                     connection.close()
                     continue
@@ -291,6 +301,9 @@ def placed(
     """
     if response.getheader("Content-Encoding", "identity") != "identity":
         raise Again("the answer is compressed, although identity was asked for")
+    kind = (response.getheader("Content-Type") or "").partition(";")[0].strip().lower()
+    if kind == "text/html" and not file.path.endswith((".html", ".htm")):
+        raise Again("the answer is a web page, not the file")
     if response.status == 200:
         length = response.getheader("Content-Length") or ""
         if length.isdigit() and int(length) != file.size:

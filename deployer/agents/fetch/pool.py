@@ -207,7 +207,8 @@ class Download:
     def phase(self) -> str:
         """What the figures are about to count."""
         with self.changed:
-            return "downloading" if self.fetching or not self.parts else "hashing"
+            busy = self.judging or self.parts
+            return "hashing" if busy and not self.fetching else "downloading"
 
 
 def in_order(files: list[File]) -> list[File]:
