@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Sequence
@@ -74,13 +75,16 @@ def rehash(options: Options, deployments: Sequence[Deployment]) -> int:
     finally:
         end()
     results = [result for host in done.values() for result in host]
-    sizes = {want.id: want for want in deployments}
-    found = {result.id: findings(sizes[result.id], result) for result in results}
+    wants = {want.id: want for want in deployments}
+    found = {result.id: findings(wants[result.id], result) for result in results}
     code = exit_code([result.error for result in results])
     if code == 0 and any(result.wrong for result in results):
         code = 1
     if options.as_json:
         print_json(_document(results, found, code))
+        return code
+    if options.jsonl:
+        click.echo(json.dumps({"event": "rehashed", **_document(results, found, code)}))
         return code
     for result in results:
         _print(result, found[result.id])

@@ -168,6 +168,10 @@ def test_json_has_a_verdict_for_each_file_in_the_order_of_the_list(box: Box) -> 
     ]
     assert one["files"][1]["got"] == hashlib.sha256(b"!" * 200_000).hexdigest()
     assert one["findings"][0]["level"] == "blocked" and one["error"] is None
+    events = [json.loads(line) for line in box.doctor("--rehash", "--jsonl").stdout.splitlines()]
+    assert [event["event"] for event in events[-1:]] == ["rehashed"]
+    assert events[-1]["deployments"][0]["files"] == one["files"]
+    assert {event["event"] for event in events} >= {"progress", "note"}
 
 
 def test_what_cannot_be_hashed_is_an_error_not_a_verdict(

@@ -453,6 +453,8 @@ def test_each_file_gets_its_longest_and_nothing_is_lost(
         (NAME, True, True),
         (f"{NAME}.aria2", True, True),
         (f"{NAME}.part", False, True),
+        (f".{NAME}.XyZ12a", True, True),
+        (f"sub/.{NAME}.XyZ12a", False, False),
         (".deployer/hf/x", False, False),
         ("serve.log", False, False),
     ],

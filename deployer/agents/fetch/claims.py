@@ -5,6 +5,7 @@ Used on both sides: the controller's plan says what the agent will take over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -26,6 +27,8 @@ class Wanted(Protocol):
 
 
 W = TypeVar("W", bound=Wanted)
+_RSYNC = re.compile(r"(.+/)?\.(.+)\.[A-Za-z0-9]{6}")
+"""rsync's name of a file that it receives."""
 
 
 def plain(name: str) -> str:
@@ -85,4 +88,6 @@ def foreign(holder: Holder, names: Iterable[str], ours: bool) -> bool:
         return True
     if ours and (path.startswith(".deployer/") or path.endswith((".part", ".part.map"))):
         return False
-    return any(path in (name, name + ".part", name + ".aria2") for name in names)
+    temp = _RSYNC.fullmatch(path)
+    base = (temp.group(1) or "") + temp.group(2) if temp else path
+    return any(base in (name, name + ".part", name + ".aria2") for name in names)
