@@ -104,7 +104,7 @@ class ShardsStep(Step):
             reason = f"{len(files)} files, {total}, all verified ({kinds})"
             return Plan.nothing("; ".join(filter(None, [reason, useless])))
         blocked = (
-            obstacle(want, fact)
+            obstacle(want, fact, left)
             or leads_out(want, fact, left)
             or stranger(want, fact, files)
             or no_room(want, fact, left, found)

@@ -47,12 +47,12 @@ class ShardsFact:
 
     `files`: path -> (size, mtime_ns), of whatever lies there; `parts`: path of the file that a
     NAME.part becomes -> its valid bytes; `problem`: why the folder could not be examined, '' when
-    it was; `problems`: what could not be read, or written, below it.
+    it was; `problems`: sub-folder -> why it could not be read, or cannot be written.
     """
 
     python: bool = True
     problem: str = ""
-    problems: tuple[str, ...] = ()
+    problems: Mapping[str, str] = field(default_factory=dict)
     exists: bool = False
     near: str = "/"
     """The folder itself, or its nearest ancestor that exists."""
@@ -182,7 +182,7 @@ def _fact(row: Mapping[str, Any]) -> ShardsFact:
         for key, v in row["rooms"].items()
     }
     return ShardsFact(
-        problems=tuple(str(text) for text in row["problems"]),
+        problems={str(folder): str(text) for folder, text in row["problems"].items()},
         exists=bool(row["exists"]),
         near=str(row["near"]),
         obstacle=str(row["obstacle"]),

@@ -91,12 +91,12 @@ def _linked(fact: ShardsFact, path: str) -> bool:
     return any(path == link or path.startswith(f"{link}/") for link in fact.links)
 
 
-def obstacle(want: Deployment, fact: ShardsFact) -> Plan | None:
-    """What stands in the way whatever the list says."""
+def obstacle(want: Deployment, fact: ShardsFact, left: Sequence[ManifestFile] = ()) -> Plan | None:
+    """What stands in the way of the folder itself, and of those that `left` needs."""
     path = want.playbook.model.path
     if fact.obstacle:
         return Plan.blocked(
-            f"{plain(fact.obstacle)}", f"move it away, or choose another model.path than {path}"
+            plain(fact.obstacle), f"move it away, or choose another model.path than {path}"
         )
     readonly = [room for room in _rooms_used(fact) if room.readonly]
     if readonly:
@@ -108,12 +108,22 @@ def obstacle(want: Deployment, fact: ShardsFact) -> Plan | None:
         return Plan.blocked(
             f"{plain(fact.near)} is not writable", "check the mount and the rights of model.path"
         )
-    if fact.problems:
-        more = f" (and {len(fact.problems) - 1} more)" if len(fact.problems) > 1 else ""
-        return Plan.blocked(
-            plain(fact.problems[0]) + more, f"check the rights of what lies in {path}"
-        )
+    folders = {"", *(parent for file in left for parent in _parents(file.path))}
+    for folder in sorted(folders):
+        where = plain(f"{path}/{folder}") if folder else path
+        if folder in fact.problems:
+            return Plan.blocked(
+                f"{where}: {fact.problems[folder]}", f"check the rights and the content of {where}"
+            )
+        if folder in fact.files:
+            return Plan.blocked(f"{where} is a file, and a folder is needed there", "move it away")
     return None
+
+
+def _parents(path: str) -> list[str]:
+    """`a/b` and `a` of `a/b/c`."""
+    words = path.split("/")
+    return ["/".join(words[:count]) for count in range(1, len(words))]
 
 
 def leads_out(want: Deployment, fact: ShardsFact, left: Sequence[ManifestFile]) -> Plan | None:

@@ -272,11 +272,10 @@ def test_verified_is_verified_whoever_writes_there() -> None:
         ({"rooms": {"1": replace(ROOMY, readonly=True)}}, "mounted read-only", "read-write"),
         ({"writable": False}, "/srv is not writable", "rights"),
         (
-            {"problems": ("/srv/x: Permission denied", "y")},
-            "/srv/x: Permission denied (and 1",
+            {"problems": {"": "Permission denied"}},
+            f"{PATH}: Permission denied",
             PATH,
         ),
-        ({"problems": ("/srv/x\ny: z",)}, "'/srv/x\\ny: z'", PATH),
         ({"obstacle": "/srv is a file, not a folder"}, "/srv is a file", "move it away"),
     ],
 )
@@ -288,6 +287,15 @@ def test_obstacles_are_one_clear_line(
     assert decided.state is PlanState.BLOCKED
     assert reason in decided.reason and "\n" not in decided.reason
     assert fix in decided.fix
+
+
+def test_only_folders_that_the_list_needs_can_be_in_the_way() -> None:
+    refused = plan(replace(EMPTY, problems={"sub": "not writable", "other": "Input/output error"}))
+    assert refused.reason == f"{PATH}/sub: not writable"
+    assert plan(replace(EMPTY, problems={"other": "x"})).state is PlanState.CHANGES
+    assert plan(replace(EMPTY, problems={"sub": "x"}), known=False).state is PlanState.CHANGES
+    taken = plan(replace(EMPTY, files={"sub": (3, 7)}))
+    assert taken.reason == f"{PATH}/sub is a file, and a folder is needed there"
 
 
 def test_the_plan_names_the_methods_in_order_and_the_limits() -> None:

@@ -40,7 +40,7 @@ def valid_bytes(row: Any, size: int) -> int:
 
 def look(root: str) -> dict[str, Any]:
     """Everything about the folder, ready for JSON. Keys: see `ShardsFact` of the shards step."""
-    out: dict[str, Any] = {"exists": os.path.isdir(root), "problems": []}
+    out: dict[str, Any] = {"exists": os.path.isdir(root), "problems": {}}
     files, inodes, folders, out["links"] = files_below(root, out["problems"])
     out["files"] = files
     out["outside"] = _leading_out(root, out["links"])
@@ -83,9 +83,11 @@ def _remember(inodes: dict[Inode, str], path: str, name: str) -> None:
 
 
 def files_below(
-    root: str, problems: list[str]
+    root: str, problems: dict[str, str]
 ) -> tuple[dict[str, tuple[int, int]], dict[Inode, str], dict[str, int], list[str]]:
     """(path -> (size, mtime in ns), inode -> path, folder -> device, symlinks).
+
+    `problems`: folder -> why it could not be read, or cannot be written.
 
     Sub-folders that are symlinks are entered, each real folder once: a model's folder may be
     spread over several disks that way. Of symlinked files only those with a name of ours are told.
@@ -98,7 +100,8 @@ def files_below(
 
     def told(error: OSError) -> None:
         if not isinstance(error, (FileNotFoundError, NotADirectoryError)):
-            problems.append(f"{error.filename}: {error.strerror}")
+            folder = os.path.relpath(error.filename, root)
+            problems["" if folder == "." else folder] = error.strerror or str(error)
 
     for base, names, others in os.walk(root, onerror=told, followlinks=True):
         try:
@@ -114,7 +117,7 @@ def files_below(
         folder = "" if base == root else os.path.relpath(base, root)
         folders[folder] = facts.st_dev
         if folder and not os.access(base, os.W_OK | os.X_OK):
-            problems.append(f"{base}: not writable")
+            problems[folder] = "not writable"
         names[:] = [one for one in names if one not in HIDDEN]
         told_of = names + [one for one in others if one.endswith(OWN_SUFFIXES)]
         lead = f"{folder}/" if folder else ""
@@ -131,7 +134,7 @@ def files_below(
             files[rel] = (facts.st_size, facts.st_mtime_ns)
             inodes[facts.st_dev, facts.st_ino] = rel
         if len(files) > MOST_FILES:
-            problems.append(f"{root}: more than {MOST_FILES} files, not all were looked at")
+            problems[""] = f"more than {MOST_FILES} files, not all were looked at"
             break
     return files, inodes, folders, links
 

@@ -94,7 +94,7 @@ def cleanable(root: str, files: Sequence[File]) -> list[Row]:
     """What lies there for nothing: useless partials of all clients, our own of files that the list
     does not name or that are verified, and quarantined files that have been replaced since.
     """
-    names, _, _, _ = files_below(root, [])
+    names, _, _, _ = files_below(root, {})
     found = partials(root, [name for name in names if name.endswith(".aria2")])
     record = Record(root)
     verified = {file.path for file in files if _verified(root, record, file)}
@@ -135,7 +135,7 @@ def clean(root: str, files: Sequence[File], agreed: set[str]) -> list[Row]:
 
 def holders_below(root: str) -> list[Holder]:
     """Who writes any file of the folder or holds a lock of huggingface_hub there."""
-    _, inodes, _, _ = files_below(root, [])
+    _, inodes, _, _ = files_below(root, {})
     for place in (HF_PLACE, OWN_HF, OWN_INCOMING):
         for rel, path in walk(root, place):
             with contextlib.suppress(OSError):
