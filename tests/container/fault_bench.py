@@ -7,7 +7,6 @@ import ctypes.util
 import hashlib
 import json
 import os
-import re
 import select
 import signal
 import struct
@@ -286,24 +285,41 @@ class SilenceWatch:
     """How long the client sat on a connection that had gone silent.
 
     Silence begins when the hub has sent what it will send (a drip's few bytes aside), and is over
-    when the client asks for the same place again, or gives up.
+    when the hub's end of the connection sees that the client has let go of it.
     """
 
     SILENT = ("stall", "drip", "hang")
+    DRIPPED = 1000
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self._seen: dict[int, list[tuple[float, int]]] = {}
+        for server in hub.servers:
+            self._tell_end(server.RequestHandlerClass)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
+    @staticmethod
+    def _tell_end(kind: Any) -> None:
+        """Requests of this hub's own handler class note when they were over."""
+        honest = kind.route
+
+        def route(self: Any) -> None:
+            try:
+                honest(self)
+            finally:
+                self.entry["over"] = time.time()
+
+        kind.route = route
+
     def close(self) -> list[float]:
         """Seconds of each silence; the run is over."""
+        time.sleep(0.5)  # the hub looks every 0.1 s whether its client has gone
         self._stop.set()
         self._thread.join(30)
-        end, log = time.time(), self.hub.stats()["log"]
-        return [self._silence(i, log, end) for i in sorted(self._seen)]
+        log, now = self.hub.stats()["log"], time.time()
+        return [self._silence(log[i], seen, now) for i, seen in sorted(self._seen.items())]
 
     def _watch(self) -> None:
         while not self._stop.wait(0.25):
@@ -314,31 +330,9 @@ class SilenceWatch:
                     if not row or row[-1][1] != entry["sent"]:
                         row.append((now, entry["sent"]))
 
-    def _silence(self, i: int, log: list[dict[str, Any]], end: float) -> float:
-        entry = log[i]
-        began = next(at for at, sent in self._seen[i] if sent >= entry["sent"] - 1000)
-        place = first_byte(entry) + entry["sent"] - (1000 if entry["fault"] == "drip" else 0)
-        for later in log[i + 1 :]:
-            if later["t"] < began - 0.3 or later["where"] != entry["where"]:
-                continue
-            same = later["file"] == entry["file"]
-            if same and (entry["where"] == "hub" or covers(later, place)):
-                return max(0.0, later["t"] - began)
-        return end - began
-
-
-def first_byte(entry: dict[str, Any]) -> int:
-    """Where the body of a request begins in the file."""
-    found = re.match(r"bytes=(\d+)-", entry["range"] or "")
-    return int(found[1]) if found else 0
-
-
-def covers(entry: dict[str, Any], place: int) -> bool:
-    """Does this request ask for the byte at `place`, give or take what was in flight?"""
-    found = re.match(r"bytes=(\d+)-(\d*)", entry["range"] or "")
-    if not found:
-        return True
-    return int(found[1]) <= place + 2048 and (not found[2] or int(found[2]) >= place)
+    def _silence(self, entry: dict[str, Any], seen: list[tuple[float, int]], now: float) -> float:
+        began = next(at for at, sent in seen if sent >= entry["sent"] - self.DRIPPED)
+        return max(0.0, float(entry.get("over", now)) - began)
 
 
 def wait_until(what: Callable[[], bool], seconds: float, why: str, every: float = 0.05) -> None:

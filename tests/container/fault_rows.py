@@ -119,7 +119,7 @@ ROWS = (
         "repo info hangs for ever",
         (hub("hang", "api/models/.*(revision|tree)"),),
         error="HubSilent",
-        says=r"did not answer for acme/tiny-hybrid",
+        says=r"did not answer for .*acme/tiny-hybrid",
         exit=3,
         slow=True,
     ),

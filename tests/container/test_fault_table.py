@@ -105,7 +105,7 @@ class Run:
     def finish(self) -> None:
         """What the hub sent and what lies in the folder, when everything is over."""
         out, stats = self.outcome, self.hub.stats()
-        out.ratio = stats["sent_total"] / self.size
+        out.ratio = self.sent() / self.size
         out.leaks = stats["auth_leaks"]
         model = self.bench.model
         out.lacking = [
@@ -118,7 +118,9 @@ class Run:
         out.ends = self.bench.agent_ends()
 
     def sent(self) -> int:
-        return int(self.hub.stats()["sent_total"])
+        """Bytes of shards that the hub has sent, to whomever."""
+        sent = self.hub.stats(log=False)["sent"]
+        return sum(count for name, count in sent.items() if name.endswith(".safetensors"))
 
     def parts(self) -> dict[str, int]:
         """Bytes of every partial and finished shard on disk."""

@@ -46,6 +46,20 @@ def test_each_window_is_judged_by_itself() -> None:
         pace.see(1, 0.0)
 
 
+def test_a_drip_after_a_fast_beginning_is_seen_as_soon_as_one_from_the_start() -> None:
+    clock = Clock()
+    pace = Pace(LIMITS, clock)
+    for _ in range(25):
+        clock.now += 0.2
+        pace.see(1_000_000, 0.0)
+    dripping = clock.now
+    with pytest.raises(Again):
+        while clock.now < dripping + 60:
+            clock.now += 1
+            pace.see(1, 0.0)
+    assert clock.now - dripping <= 1.2 * LIMITS.slow_window_s
+
+
 def test_our_own_limit_makes_no_connection_slow() -> None:
     clock = Clock()
     pace = Pace(LIMITS, clock)

@@ -8,6 +8,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 from deployer.agents.fetch.common import (
@@ -68,21 +69,29 @@ class Stop:
 
 
 class Pace:
-    """The slow rule: below `slow_bytes_per_s` over `slow_window_s` a connection is dropped."""
+    """The slow rule: below `slow_bytes_per_s` over `slow_window_s` a connection is dropped.
+
+    The window slides, in tenths: a drip is seen as soon when it follows a fast beginning.
+    """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits, self.clock = limits, clock
-        self.since, self.count = clock(), 0
+        self.count, self.waited = 0, 0.0
+        self.marks = deque([(clock(), 0)])
 
     def see(self, count: int, waited: float) -> None:
         """`count` bytes came; `waited` seconds of our own limit do not count. Raises Again."""
+        window = self.limits.slow_window_s
         self.count += count
-        self.since += waited
-        spent = self.clock() - self.since
-        if spent >= self.limits.slow_window_s:
-            if self.count < self.limits.slow_bytes_per_s * spent:
-                raise Again(f"only {self.count / spent:.0f} bytes/s over {spent:.0f} s")
-            self.since, self.count = self.clock(), 0
+        self.waited += waited
+        now = self.clock() - self.waited
+        if now - self.marks[-1][0] >= window / 10:
+            self.marks.append((now, self.count))
+        while len(self.marks) > 1 and now - self.marks[1][0] >= window:
+            self.marks.popleft()
+        spent, gain = now - self.marks[0][0], self.count - self.marks[0][1]
+        if spent >= window and gain < self.limits.slow_bytes_per_s * spent:
+            raise Again(f"only {gain / spent:.0f} bytes/s over {spent:.0f} s")
 
 
 class Stream:
