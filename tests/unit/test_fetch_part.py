@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 import tempfile
@@ -18,7 +19,7 @@ from deployer.agents.fetch import part as part_module
 from deployer.agents.fetch.common import DISK_ERROR, Fatal
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import File
-from deployer.agents.fetch.part import Part, Span, map_path, read_map
+from deployer.agents.fetch.part import SHOWS_S, Part, Span, map_path, read_map
 
 BLOCK, LEAST = 16, 64
 DATA = random.Random(3).randbytes(1000)
@@ -133,7 +134,7 @@ def test_a_whole_file_makes_no_map(tmp_path: Path) -> None:
     span = taken(part)
     put(part, span, BLOCK)
     assert not Path(map_path(part.path)).exists()
-    thief = part.steal()
+    thief = part.steal(math.inf)
     assert thief is not None and (span.end, thief.at, thief.end) == (thief.at, 496, 1000)
     assert json.loads(Path(map_path(part.path)).read_text()) == {"prefix": 16, "pieces": []}
     put(part, thief, BLOCK)
@@ -151,14 +152,30 @@ def test_stealing_needs_a_wide_gap_and_a_server_that_knows_ranges(tmp_path: Path
     part = opened(tmp_path)
     span = taken(part)
     put(part, span, 1000 - 2 * LEAST)
-    assert span.left == 2 * LEAST and part.steal() is None
+    assert span.left == 2 * LEAST and part.steal(math.inf) is None
     part.close()
     (tmp_path / "m.part").unlink()
     other = opened(tmp_path)
     other.no_ranges()
     taken(other)
-    assert other.steal() is None and other.take(100) is None
+    assert other.steal(math.inf) is None and other.take(100) is None
     other.close()
+
+
+def test_only_what_takes_its_owner_long_is_stolen(tmp_path: Path) -> None:
+    part = opened(tmp_path)
+    span = taken(part)
+    began = span.since
+    put(part, span, 200)
+    assert part.steal(began + SHOWS_S / 2) is None, "nobody knows yet"
+    # 800 bytes are left: at 200 bytes in 0.7 s they take 2.8 s, at 200 in 1 s they take 4 s.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_module, "SHOWS_S", 0.5)
+        assert part.steal(began + 0.7) is None
+        stolen = part.steal(began + 1.0)
+    assert stolen is not None and stolen.owned
+    assert part.steal(began + 1.0) is None, "both have less than 3 s to go"
+    part.close()
 
 
 def test_a_body_that_goes_on_is_followed_over_what_is_there(tmp_path: Path) -> None:
@@ -259,7 +276,7 @@ class Life:
         span = self.owned[which % len(self.owned)] if self.owned else None
         if what == "take" and (new := self.part.take(count * 4)) is not None:
             self.owned.append(new)
-        elif what == "steal" and (stolen := self.part.steal()) is not None:
+        elif what == "steal" and (stolen := self.part.steal(math.inf)) is not None:
             self.owned.append(stolen)
         elif what == "write" and span is not None:
             self.written += put(self.part, span, min(count, BLOCK))

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import stat
 import threading
+import time
 from collections.abc import Callable
 
 from deployer.agents.fetch.common import BLOCK, DISK_ERROR, Fatal, disk, replace_file
@@ -21,6 +23,9 @@ from deployer.agents.fetch.digest import Digest
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import File
 
+SHOWS_S = 1.0
+WORTH_S = 3.0
+"""Half of a run that takes no longer is left to its owner: a new connection costs more."""
 MAX_MAP = 1024 * 1024
 PAGE = 4096
 LEAST_PIECE = 8 * BLOCK
@@ -40,11 +45,23 @@ class Span:
     def __init__(self, start: int, at: int, end: int) -> None:
         self.start, self.at, self.end = start, at, end
         self.owned = False
+        self.since, self.first = 0.0, at
 
     @property
     def left(self) -> int:
         """Bytes to come."""
         return self.end - self.at
+
+    def own(self, now: float) -> None:
+        """One connection has it from now on (monotonic seconds)."""
+        self.owned, self.since, self.first = True, now, self.at
+
+    def seconds(self, now: float) -> float:
+        """How long its owner needs for what is left, at the speed so far; 0 before that shows."""
+        spent, got = now - self.since, self.at - self.first
+        if not self.owned or spent < SHOWS_S:
+            return 0.0
+        return self.left * (spent / got) if got else math.inf
 
 
 class Part:
@@ -124,17 +141,22 @@ class Part:
             cut = (span.at + max(most, LEAST_PIECE)) // BLOCK * BLOCK
             if self.ranges and span.end - cut >= LEAST_PIECE:
                 self._split(span, cut)
-            span.owned = True
+            span.own(time.monotonic())
             return span
 
-    def steal(self) -> Span | None:
-        """The second half of the longest run under way; its owner ends where the thief starts."""
+    def steal(self, now: float) -> Span | None:
+        """The second half of the run that takes longest; its owner ends where the thief starts.
+
+        What the server has sent the owner beyond that point by then is lost: only a wide run whose
+        owner needs seconds for it is cut. `now`: monotonic seconds.
+        """
         with self.lock:
-            widest = max(self.spans, key=lambda span: span.left)
-            if self.closing or not self.ranges or widest.left <= 2 * LEAST_PIECE:
+            wide = (span for span in self.spans if span.left > 2 * LEAST_PIECE)
+            span = max(wide, key=lambda span: span.seconds(now), default=None)
+            if span is None or not self.ranges or span.seconds(now) < WORTH_S:
                 return None
-            thief = self._split(widest, (widest.at + widest.left // 2) // BLOCK * BLOCK)
-            thief.owned = True
+            thief = self._split(span, (span.at + span.left // 2) // BLOCK * BLOCK)
+            thief.own(now)
             return thief
 
     def _split(self, span: Span, cut: int) -> Span:
@@ -170,7 +192,8 @@ class Part:
             later = next((one for one in self.spans[index + 1 :] if one.left), None)
             if later is None or later.owned:
                 return None
-            later.owned, span.owned = True, False
+            later.own(time.monotonic())
+            span.owned = False
             self.spans = _merged(self.spans)
             return later
 

@@ -136,7 +136,7 @@ class Download:
     def stolen_span(self) -> tuple[Part, Span] | None:
         """Half of the longest run that another worker has before it."""
         for part in sorted(self.parts, key=lambda part: -part.widest):
-            span = part.steal()
+            span = part.steal(time.monotonic())
             if span is not None:
                 return part, span
         return None
