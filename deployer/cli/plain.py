@@ -103,7 +103,11 @@ class PlainRenderer:
                     lines += [f"{event.step:<10}        evidence: {text}" for text in told]
                 return lines
             case ev.StepDone():
-                return [*self._last_figures(event), *self._done(event)]
+                return [*self._last_figures(event.deployment, event.step), *self._done(event)]
+            case ev.RunFinished():
+                # An interrupt ends a run without an end of its step.
+                keys = [key for key in self._unsaid if key[0] == event.deployment]
+                return [line for key in keys for line in self._last_figures(*key)]
             case _:
                 return []
 
@@ -130,11 +134,11 @@ class PlainRenderer:
         self._last_progress[key] = (now, event.what)
         return [f"{event.step:<10}   {progress_text(event)}"]
 
-    def _last_figures(self, event: ev.StepDone) -> list[str]:
+    def _last_figures(self, deployment: str, step: str) -> list[str]:
         """How far a download had come when its step ended, well or not."""
-        unsaid = self._unsaid.pop((event.deployment, event.step), None)
-        self._last_progress.pop((event.deployment, event.step), None)
-        return [f"{event.step:<10}   {progress_text(unsaid)}"] if unsaid is not None else []
+        unsaid = self._unsaid.pop((deployment, step), None)
+        self._last_progress.pop((deployment, step), None)
+        return [f"{step:<10}   {progress_text(unsaid)}"] if unsaid is not None else []
 
     def _done(self, event: ev.StepDone) -> list[str]:
         if event.outcome == "nothing":

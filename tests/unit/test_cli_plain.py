@@ -54,6 +54,8 @@ def test_the_last_figures_of_a_download_are_said_when_its_step_ends() -> None:
         "shards     FAILED",
     ]
     assert len(shown(told[0], failed)) == 2
+    interrupted = shown(*told, ev.RunFinished("h", "h/d", 130, "interrupted"))
+    assert interrupted[1:] == ["shards       download 3 B of 100 B (3 %) 1 MB/s"]
 
 
 def test_bytes_are_sizes() -> None:
