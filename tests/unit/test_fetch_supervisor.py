@@ -204,7 +204,25 @@ def test_a_worker_killed_from_outside_gets_another_turn(world: World) -> None:
     world.method("range", 'put("a.txt"); os.kill(os.getpid(), signal.SIGKILL)')
     code, text = world.run()
     assert code == 14
-    assert "warning: range was killed by signal 9 at 4 of 12 bytes, going on with range" in text
+    killed = "was killed by signal 9 at 4 of 12 bytes"
+    assert text.count(f"warning: range {killed}, going on with range") == 5
+    assert f"range: {killed}, for the 5. time in a row without a new byte" in text
+
+
+def test_a_worker_that_brings_bytes_may_be_killed_any_number_of_times(world: World) -> None:
+    one_byte = """
+part = job["path"] + "/b.txt.part"
+there = os.path.getsize(part) if os.path.exists(part) else 0
+put("a.txt")
+with open(part, "a") as stream:
+    stream.write("b")
+if there < 7:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    world.method("range", one_byte)
+    code, text = world.run()
+    assert code == 0, text
+    assert text.count("was killed by signal 9") == 7
 
 
 def test_figures_add_up_over_methods(world: World) -> None:

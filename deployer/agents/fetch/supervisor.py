@@ -47,6 +47,8 @@ from deployer.agents.fetch.watchdog import Sample, Verdict, Watchdog
 EVERY_S = 1.0
 NO_CURE = frozenset({BAD_MANIFEST, MISMATCH, DENIED, NOT_FOUND, DISK_FULL, MALFORMED, DISK_ERROR})
 """Codes of a worker that end the job: no other method can help."""
+MOST_DEATHS = 5
+"""So often in a row a worker may be killed by others without having brought a byte."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -82,6 +84,7 @@ class Supervisor:
         self.figures = Figures(job.files, time.monotonic())
         self.progress = os.path.abspath("progress")
         self.strikes: dict[str, int] = {}
+        self.deaths: dict[str, int] = {}
         self.barred: dict[str, str] = {}
         self.untrusted = False
         self.asked_to_stop = 0
@@ -103,11 +106,13 @@ class Supervisor:
             method = self.next_method(position)
             position = self.ladder.index(method) + 1
             log(f"{method.name}: {len(self.stock.left)} files to go, {self.figures.place()}")
+            had = self.figures.bytes
             verdict, child = self.work(method)
+            self.heed_signals()
             self.collect()
             if not self.look():
                 break
-            self.judge(method, verdict, child)
+            self.judge(method, verdict, child, self.figures.bytes - had)
         self.figures.phase = "complete"
         self.show()
         log("complete: every file is verified")
@@ -144,7 +149,7 @@ class Supervisor:
             f"no method is left at {self.figures.place()}: {why}",
         )
 
-    def judge(self, method: Method, verdict: Verdict | None, child: Child) -> None:
+    def judge(self, method: Method, verdict: Verdict | None, child: Child, gained: int) -> None:
         """What a worker's end means for its method. Raises Fatal when it means the job's end."""
         if verdict is None and child.status == 0:
             left = self.stock.left
@@ -155,7 +160,7 @@ class Supervisor:
             self.figures.stalls += 1
             self.strike(method, verdict.text(self.figures.place()), "; killed")
         elif code < 0:
-            self.strike(method, f"{how_ended(code)} at {self.figures.place()}")
+            self.bury(method, f"{how_ended(code)} at {self.figures.place()}", gained)
         elif code in NO_CURE and code not in method.passing:
             raise Fatal(code, text or f"{method.name} {how_ended(code)}")
         else:
@@ -164,11 +169,18 @@ class Supervisor:
             self.bar(method, f"failed: {text or how_ended(code)}")
 
     def strike(self, method: Method, what: str, then: str = "") -> None:
-        """A stall, or a death that nobody explained: the method may get another turn."""
+        """A stall: the method may get another turn."""
         count = self.strikes[method.name] = self.strikes.get(method.name, 0) + 1
         if count >= self.limits.stalls_per_method:
             self.barred[method.name] = f"{what}, the {count}. such end" if count > 1 else what
         self.say_next(method, what + then)
+
+    def bury(self, method: Method, what: str, gained: int) -> None:
+        """A worker that others killed. One that brought bytes did its work: the next goes on."""
+        count = self.deaths[method.name] = 0 if gained > 0 else self.deaths.get(method.name, 0) + 1
+        if count >= MOST_DEATHS:
+            self.barred[method.name] = f"{what}, for the {count}. time in a row without a new byte"
+        self.say_next(method, what)
 
     def bar(self, method: Method, what: str) -> None:
         """No more of it in this run."""
