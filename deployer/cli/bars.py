@@ -6,7 +6,8 @@ Everything is drawn anew from the last event of each deployment; hosts in parall
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
@@ -24,6 +25,7 @@ SHORTEST_NAME, LONGEST_NAME = 18, 40
 """A bar is not worth a name that nobody can tell from the next."""
 NARROWEST_BAR = 8
 WIDEST_BAR = 40
+STALE_S = 5.0
 SPARE_LINES = 4
 """Of the terminal's height, for what is printed above."""
 
@@ -54,8 +56,10 @@ class _Row:
 class UnderWay:
     """A renderable of the last progress of every deployment, in the order they came."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        """`clock` is that of the events, in Unix seconds."""
         self._events: dict[str, ev.Progress] = {}
+        self._clock = clock
 
     def __bool__(self) -> bool:
         """Whether anything is under way."""
@@ -95,7 +99,10 @@ class UnderWay:
         """The whole, its figures, and its parts, in at most `lines` lines."""
         title = f"{event.deployment} {event.what}"
         whole = _Row(title, event.done, event.total, event.unit, "bold")
-        said = _wrapped(event.detail, options.max_width)[: max(0, lines - 1)]
+        age = self._clock() - event.time
+        # The figures are as old as the event: a silent connection must not look like a fast one.
+        detail = f"no word for {age:.0f} s; {event.detail}" if age >= STALE_S else event.detail
+        said = _wrapped(detail, options.max_width)[: max(0, lines - 1)]
         most = min(MOST_PARTS, lines - 1 - len(said))
         parts = event.parts
         if len(parts) > most:

@@ -215,10 +215,11 @@ def follow(
             )
         except errors.REFUSALS:
             raise
-        except errors.Unreachable:
+        except errors.Unreachable as error:
             now = clock()
             if lost is None or stream.count:
                 lost = now
+                context.note(f"the target is lost, the download goes on there: {error.what}")
             if now - lost >= LOST_S:
                 raise
             sleep(RETRY_S)

@@ -86,6 +86,15 @@ def test_a_narrow_terminal_keeps_the_numbers() -> None:
     assert "00001-of-00015" in lines[3]
 
 
+def test_figures_that_are_old_are_called_so() -> None:
+    event = download(1)
+    under_way = UnderWay(clock=lambda: event.time + 12.3)
+    under_way.show(event)
+    console = Console(file=io.StringIO(), width=120, height=20, record=True)
+    console.print(under_way)
+    assert f"no word for 12 s; {DETAIL}" in console.export_text()
+
+
 def test_hosts_in_parallel_share_the_lines() -> None:
     under_way = UnderWay()
     for host in ("a", "b", "c"):

@@ -230,7 +230,8 @@ def test_a_lost_connection_is_joined_where_the_log_was_read_to() -> None:
     rest = [world.line("12:00:02 warning: three\n"), world.end(0)]
     world.execs = [[*first, rest[0][:40], errors.ConnectionLost("cut")], rest]
     run(world)
-    assert world.notes == ["one", "three"] and len(world.ids) == 1
+    lost = "the target is lost, the download goes on there: cut"
+    assert world.notes == ["one", lost, "three"] and len(world.ids) == 1
     assert world.asked[1][1:3] == (str(INODE), str(read))
 
 
@@ -240,7 +241,7 @@ def test_a_target_that_stays_dark_is_given_up_after_a_minute() -> None:
     world.execs = [[world.line(), dark], *[[9.0, dark] for _ in range(20)]]
     with pytest.raises(errors.Unreachable, match="no route"):
         run(world)
-    assert 60 <= world.now <= 80 and world.stopped == 0
+    assert 60 <= world.now <= 80 and world.stopped == 0 and len(world.notes) == 1
 
 
 def test_a_refusal_ends_at_once() -> None:
