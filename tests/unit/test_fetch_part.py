@@ -16,10 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deployer.agents.fetch import part as part_module
+from deployer.agents.fetch import pieces as pieces_module
 from deployer.agents.fetch.common import DISK_ERROR, Fatal
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import File
-from deployer.agents.fetch.part import SHOWS_S, Part, Span, map_path, read_map
+from deployer.agents.fetch.part import Part
+from deployer.agents.fetch.pieces import SHOWS_S, Journal, Span
 
 BLOCK, LEAST = 16, 64
 DATA = random.Random(3).randbytes(1000)
@@ -100,7 +102,7 @@ def test_what_is_no_regular_file_is_never_followed(tmp_path: Path) -> None:
     path.rmdir()
     path.write_bytes(DATA[:10])
     for make in (Path.mkdir, os.mkfifo, lambda place: place.symlink_to(other)):
-        where = Path(map_path(str(path)))
+        where = tmp_path / "m.part.map"
         make(where)
         with pytest.raises(Fatal, match=r"m\.part\.map"):
             opened(tmp_path)
@@ -114,7 +116,7 @@ def test_the_temp_file_of_the_map_is_never_followed_either(tmp_path: Path) -> No
     (tmp_path / "m.part.map.tmp").symlink_to(other)
     part = opened(tmp_path)
     taken(part, 100)
-    assert read_map(map_path(part.path)) == [(0, 0)]
+    assert part.journal.read() == [(0, 0)]
     assert other.read_bytes() == b"precious"
     part.close()
 
@@ -133,18 +135,18 @@ def test_a_whole_file_makes_no_map(tmp_path: Path) -> None:
     part = opened(tmp_path)
     span = taken(part)
     put(part, span, BLOCK)
-    assert not Path(map_path(part.path)).exists()
+    assert not Path(part.journal.path).exists()
     thief = part.steal(math.inf)
     assert thief is not None and (span.end, thief.at, thief.end) == (thief.at, 496, 1000)
-    assert json.loads(Path(map_path(part.path)).read_text()) == {"prefix": 16, "pieces": []}
+    assert json.loads(Path(part.journal.path).read_text()) == {"prefix": 16, "pieces": []}
     put(part, thief, BLOCK)
     put(part, span, BLOCK)
-    assert read_map(map_path(part.path)) == [(0, 32), (496, 512)]
+    assert part.journal.read() == [(0, 32), (496, 512)]
     while span.left:
         put(part, span, BLOCK)
     assert not part.release(span)
     put(part, thief, BLOCK)
-    assert not Path(map_path(part.path)).exists(), "all is a prefix again"
+    assert not Path(part.journal.path).exists(), "all is a prefix again"
     part.close()
 
 
@@ -170,7 +172,7 @@ def test_only_what_takes_its_owner_long_is_stolen(tmp_path: Path) -> None:
     assert part.steal(began + SHOWS_S / 2) is None, "nobody knows yet"
     # 800 bytes are left: at 200 bytes in 0.7 s they take 2.8 s, at 200 in 1 s they take 4 s.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(part_module, "SHOWS_S", 0.5)
+        patch.setattr(pieces_module, "SHOWS_S", 0.5)
         assert part.steal(began + 0.7) is None
         stolen = part.steal(began + 1.0)
     assert stolen is not None and stolen.owned
@@ -300,7 +302,7 @@ class Life:
             os.pwrite(part.handle, DATA[torn.at : end], torn.at)
             (self.folder / "m.part.map.tmp").write_text("{")
         os.close(part.handle)
-        runs = read_map(map_path(str(path)))
+        runs = Journal(str(path)).read()
         if runs is not None:
             junk = bytearray(b"\xff" * path.stat().st_size)
             for start, end in runs:

@@ -1,7 +1,7 @@
 """How a file comes to stand under its final name: only with the right bytes, and recorded."""
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH105, PTH108, PTH114, PTH116, PTH118, PTH120
+# ruff: noqa: PTH105, PTH114, PTH116, PTH118, PTH120
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from deployer.agents.fetch.common import DISK_ERROR, Fatal, disk, log, make_fold
 from deployer.agents.fetch.digest import check_content, hash_file
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import OWN_FOLDER, File, Job
-from deployer.agents.fetch.part import Part, map_path
+from deployer.agents.fetch.part import Part
+from deployer.agents.fetch.pieces import Journal
 from deployer.agents.fetch.record import Record
 
 
@@ -68,7 +69,7 @@ class Landing:
         resumable = not os.path.islink(final) and not os.path.lexists(part)
         if facts.st_size < file.size and resumable:
             log(f"{file.path}: {facts.st_size} of {file.size} bytes; resuming")
-            forget_map(part)
+            Journal(part).forget()
             with disk(final):
                 os.replace(final, part)
             return False
@@ -110,12 +111,3 @@ class Landing:
     def _verified(self, file: File) -> None:
         done = self.gauge.file_done()
         log(f"verified {file.path} ({file.size} bytes), {done} of {self.gauge.files}")
-
-
-def forget_map(part: str) -> None:
-    """Removes the journal of a part that is about to be replaced, or gone."""
-    with disk(part):
-        try:
-            os.unlink(map_path(part))
-        except FileNotFoundError:
-            return

@@ -5,63 +5,27 @@ it lists are valid: the prefix, and pieces beyond it that other connections fetc
 """
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH108
 
 from __future__ import annotations
 
-import contextlib
-import json
-import math
 import os
 import stat
 import threading
 import time
 from collections.abc import Callable
 
-from deployer.agents.fetch.common import BLOCK, DISK_ERROR, Fatal, disk, replace_file
+from deployer.agents.fetch.common import BLOCK, DISK_ERROR, Fatal, disk
 from deployer.agents.fetch.digest import Digest
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import File
+from deployer.agents.fetch.pieces import Journal, Span, merged
 
-SHOWS_S = 1.0
 WORTH_S = 3.0
 """Half of a run that takes no longer is left to its owner: a new connection costs more."""
-MAX_MAP = 1024 * 1024
-PAGE = 4096
 LEAST_PIECE = 8 * BLOCK
 """A gap is never cut into pieces shorter than this."""
 MOST_LAG = 4 * BLOCK
 """How far behind the hash may be for a connection to bring it up by itself."""
-
-
-def map_path(part: str) -> str:
-    """The journal beside NAME.part. Whoever puts another NAME.part there removes it first."""
-    return part + ".map"
-
-
-class Span:
-    """A run of the file: [start, at) is on disk, [at, end) is still to come."""
-
-    def __init__(self, start: int, at: int, end: int) -> None:
-        self.start, self.at, self.end = start, at, end
-        self.owned = False
-        self.since, self.first = 0.0, at
-
-    @property
-    def left(self) -> int:
-        """Bytes to come."""
-        return self.end - self.at
-
-    def own(self, now: float) -> None:
-        """One connection has it from now on (monotonic seconds)."""
-        self.owned, self.since, self.first = True, now, self.at
-
-    def seconds(self, now: float) -> float:
-        """How long its owner needs for what is left, at the speed so far; 0 before that shows."""
-        spent, got = now - self.since, self.at - self.first
-        if not self.owned or spent < SHOWS_S:
-            return 0.0
-        return self.left * (spent / got) if got else math.inf
 
 
 class Part:
@@ -77,7 +41,7 @@ class Part:
         self.hashing = threading.Lock()
         self.ranges, self.refused, self.refetched, self.closing = True, 0, False, False
         self.digest, self.hashed = Digest(file), 0
-        self.mapped, self.map_handle = False, -1
+        self.journal = Journal(path)
         with disk(path):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self.handle = os.open(path, flags, 0o644)
@@ -113,8 +77,7 @@ class Part:
         facts = os.fstat(self.handle)
         if not stat.S_ISREG(facts.st_mode):
             raise Fatal(DISK_ERROR, f"{self.path}: is no regular file: remove it")
-        prefix, pieces = facts.st_size, read_map(map_path(self.path))
-        self.mapped = pieces is not None
+        prefix, pieces = facts.st_size, self.journal.read()
         if pieces is None:
             pieces = [(0, prefix)] if prefix <= self.file.size else []
         there = min(prefix, self.file.size)
@@ -126,7 +89,7 @@ class Part:
         with disk(self.path):
             if facts.st_size != runs[-1][1]:
                 os.ftruncate(self.handle, runs[-1][1])
-        return _merged(spans)
+        return merged(spans)
 
     # ---- who fetches what
     def take(self, most: int) -> Span | None:
@@ -164,7 +127,7 @@ class Part:
         rest = Span(cut, cut, span.end)
         span.end = cut
         self.spans.insert(self.spans.index(span) + 1, rest)
-        if not self.mapped:
+        if not self.journal.there:
             self._journal()
         return rest
 
@@ -172,7 +135,7 @@ class Part:
         """The owner is done with it. True for the one caller that completed the file."""
         with self.lock:
             span.owned = False
-            self.spans = _merged(self.spans)
+            self.spans = merged(self.spans)
         return self.complete()
 
     def complete(self) -> bool:
@@ -194,7 +157,7 @@ class Part:
                 return None
             later.own(time.monotonic())
             span.owned = False
-            self.spans = _merged(self.spans)
+            self.spans = merged(self.spans)
             return later
 
     def no_ranges(self) -> None:
@@ -214,7 +177,7 @@ class Part:
         with self.lock:
             span.at = at + put
             prefix = span is self.spans[0]
-            if self.mapped:
+            if self.journal.there:
                 self._journal()
         self.gauge.add(valid=put)
         if prefix and self.hashing.acquire(blocking=False):
@@ -263,93 +226,26 @@ class Part:
             self.gauge.add(valid=-self.valid)
             with disk(self.path):
                 os.ftruncate(self.handle, 0)
-            self._forget_map()
+            self.journal.forget()
             self.spans = [Span(0, 0, self.file.size)]
             self.digest, self.hashed = Digest(self.file), 0
             self.closing, self.refetched = False, True
 
-    # ---- journal
     def _journal(self) -> None:
         """Caller holds the lock. Says which bytes are valid, or that all are."""
         if len(self.spans) == 1:
-            self._forget_map()
-            return
-        pieces = [[span.start, span.at] for span in self.spans[1:] if span.at > span.start]
-        text = json.dumps({"prefix": self.reach, "pieces": pieces}).ljust(PAGE)
-        path = map_path(self.path)
-        # One write within one page is all or nothing, whenever this process is killed, and costs
-        # a tenth of a new file and a rename for every block.
-        with disk(path):
-            if self.map_handle >= 0 and len(text) == PAGE:
-                os.pwrite(self.map_handle, text.encode(), 0)
-                return
-        self._close_map()
-        replace_file(path, text, sync=False)
-        with disk(path):
-            self.map_handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        self.mapped = True
-
-    def _close_map(self) -> None:
-        if self.map_handle >= 0:
-            os.close(self.map_handle)
-        self.map_handle = -1
-
-    def _forget_map(self) -> None:
-        self._close_map()
-        for path in (map_path(self.path), map_path(self.path) + ".tmp"):
-            with disk(path), contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-        self.mapped = False
+            self.journal.forget()
+        else:
+            self.journal.write(self.spans)
 
     def seal(self) -> None:
         """Makes a complete file durable; from here on all of it is a prefix."""
         with disk(self.path):
             os.fsync(self.handle)
         with self.lock:
-            self._forget_map()
+            self.journal.forget()
 
     def close(self) -> None:
         """Closes the file; the bytes stay."""
-        self._close_map()
+        self.journal.close()
         os.close(self.handle)
-
-
-def _merged(spans: list[Span]) -> list[Span]:
-    """Without the finished spans: the next one begins where they did."""
-    kept: list[Span] = []
-    start = spans[0].start
-    for span in spans:
-        if span.left or span.owned or span is spans[-1]:
-            span.start = start
-            kept.append(span)
-            start = span.end
-    return kept
-
-
-def read_map(path: str) -> list[tuple[int, int]] | None:
-    """The valid runs, in order; None without a map.
-
-    Of a map that makes no sense nothing is believed. Raises Fatal for what is no regular file.
-    """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    with disk(path):
-        try:
-            handle = os.open(path, flags)
-        except FileNotFoundError:
-            return None
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise Fatal(DISK_ERROR, f"{path}: is no regular file: remove it")
-        with disk(path):
-            row = json.loads(os.read(handle, MAX_MAP))
-        runs = [(0, int(row["prefix"]))] + [(int(a), int(b)) for a, b in row["pieces"]]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return []
-    finally:
-        os.close(handle)
-    end = 0
-    for start, stop in runs:
-        if start < end or stop < start:
-            return []
-        end = stop
-    return runs

@@ -18,9 +18,10 @@ from collections import deque
 from deployer.agents.fetch.common import BLOCK, MISMATCH, Fatal, Stopped, log
 from deployer.agents.fetch.gauge import Gauge, Reporter
 from deployer.agents.fetch.hubhttp import Hub
-from deployer.agents.fetch.landing import Landing, forget_map
+from deployer.agents.fetch.landing import Landing
 from deployer.agents.fetch.manifest import File, Job
-from deployer.agents.fetch.part import Part, Span
+from deployer.agents.fetch.part import Part
+from deployer.agents.fetch.pieces import Journal, Span
 from deployer.agents.fetch.stream import Stop, Stream, Yielded
 from deployer.agents.fetch.throttle import Throttle
 
@@ -148,7 +149,7 @@ class Download:
             if not self.landing.stands(file):
                 path = self.landing.partial(file)
                 if not os.path.lexists(path):
-                    forget_map(path)
+                    Journal(path).forget()
                 part = Part(path, file, self.gauge)
         finally:
             with self.changed:

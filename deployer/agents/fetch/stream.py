@@ -24,7 +24,8 @@ from deployer.agents.fetch.common import (
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.hubhttp import Body, Hub
 from deployer.agents.fetch.manifest import Limits
-from deployer.agents.fetch.part import Part, Span
+from deployer.agents.fetch.part import Part
+from deployer.agents.fetch.pieces import Span
 from deployer.agents.fetch.throttle import Throttle
 
 FLUSH_S = 0.02
