@@ -169,6 +169,14 @@ def _stop(context: StepContext, jobs: Jobs, job: JobIdentity, what: str) -> None
         )
 
 
+PROXY_REFUSES = "wants a user and password (407)"
+"""The agent's words for a proxy's refusal, which has the exit code of the Hub's."""
+_OTHER_PROXY = (
+    "set download.proxy to a proxy that needs no password for the target, or to none; "
+    "a password cannot be given: it would be seen in plans and on the target"
+)
+
+
 def judge(context: StepContext, code: int, watch: Watch) -> None:
     """Turns the agent's exit into nothing (0) or a StepFailed with its own last word."""
     if code == 0:
@@ -180,10 +188,12 @@ def judge(context: StepContext, code: int, watch: Watch) -> None:
     lines = watch.lines(8)
     said = [line.partition("error: ")[2] for line in lines if "error: " in line]
     has_token = bool(context.environ.get(want.playbook.download.token_env))
+    word = said[-1] if said else f"the download ended with exit {code}"
+    by_proxy = code == DENIED and PROXY_REFUSES in word
     raise StepFailed(
-        said[-1] if said else f"the download ended with exit {code}",
+        word,
         where=want.id,
-        fix=fix_of(want, code, has_token=has_token),
+        fix=_OTHER_PROXY if by_proxy else fix_of(want, code, has_token=has_token),
         evidence=lines,
     )
 
