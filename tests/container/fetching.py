@@ -25,6 +25,7 @@ DEPLOYMENT = "tiny"
 MODEL = "/srv/models/tiny-hybrid"
 JOB = f"/var/lib/deployer/jobs/shards-{DEPLOYMENT}"
 PROGRAM = str(Path(sys.executable).parent / "deploy")
+CONNECTIONS = 4
 SEND_BUFFER = 64 * 1024
 IN_FLIGHT = 2 * SEND_BUFFER + RECEIVE_BUFFER
 """Most bytes of one connection that the hub has sent and a dying client has not read.
@@ -78,7 +79,7 @@ class Project:
         playbook["model"]["path"] = MODEL
         playbook["download"] = {
             "endpoint": hub.url,
-            "connections": 4,
+            "connections": CONNECTIONS,
             "margin_bytes": 1_000_000,
             **(download or {}),
         }

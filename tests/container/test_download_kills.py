@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from agentwatch import AgentWatch
-from fetching import IN_FLIGHT, JOB, MODEL, Project, Up, bound_buffers, sent, wrongs
+from fetching import CONNECTIONS, IN_FLIGHT, JOB, MODEL, Project, Up, bound_buffers, sent, wrongs
 from hub import Hub
 from target import Target, bridge_address, need_image
 
@@ -29,11 +29,12 @@ LANES = 4
 RUNS = 3
 """How often the command may be needed after the last kill."""
 SHARDS, SHARD_MIB = 8, 5.0
-CONNECTIONS = 4
 BYTES_PER_S = 2_000_000.0
 """Of one connection: 40 MB take about 5 s."""
 AGENT_S = 15.0
 """Within so many seconds a running `up` has an agent on the target."""
+UNREACHABLE = 3
+"""How a run may end whose connection died before it had a job to follow."""
 SETTLED_S = 1.0
 """A run whose agent lives this long is past its start: it follows, and no death may end it."""
 AGENT_BLOCK = 1 << 20
@@ -117,8 +118,9 @@ class Lane:
 
     def play(self, story: Story) -> None:
         """One round, from an empty folder to the end of a run that nobody killed."""
-        began, before = time.monotonic(), sent(self.hub, self.target)
-        self.target.sh('rm -rf -- "$1"', MODEL).ok()
+        self.hub.shared.reset()
+        began = time.monotonic()
+        self.target.sh('rm -rf -- "$1" "$2"', MODEL, JOB).ok()
         project = Project(self.folder / f"round-{story.number}", self.target, self.hub)
         watch = AgentWatch(self.target)
         try:
@@ -129,12 +131,22 @@ class Lane:
         finally:
             watch.stop()
         story.crowds, story.looks = watch.faults(), watch.looks
+        story.said += self.logs()
         story.agents = len({(a.pid, a.start) for agents in watch.seen for a in agents})
-        story.sent = sent(self.hub, self.target) - before
+        story.sent = sent(self.hub, self.target)
         deaths = sum(kill.startswith(AGENT_DIES) for kill in story.kills)
         story.size = size = self.hub.repo.size
-        story.allowed = size + deaths * CONNECTIONS * (AGENT_BLOCK + IN_FLIGHT)
+        # A connection is ended where another has taken over its rest, death or not.
+        cut_short = CONNECTIONS * IN_FLIGHT
+        story.allowed = size + cut_short + deaths * CONNECTIONS * (AGENT_BLOCK + IN_FLIGHT)
         story.seconds = time.monotonic() - began
+
+    def logs(self) -> str:
+        """What the jobs of this round logged, and what the hub was asked for."""
+        told = self.target.sh('tail -n 60 "$1"/*/log', JOB).out
+        rows = [row for row in self.hub.stats()["log"] if row["body"]]
+        asked = [f"{row['file']} {row['range']} {row['sent']} {row['t']}" for row in rows]
+        return "\n".join([told, *asked])
 
 
 class Round:
@@ -162,6 +174,7 @@ class Round:
                 self.story.exits.append(code)
                 if code == 0:
                     return
+                assert code == UNREACHABLE, f"a run ended with {code}"
                 assert not self.calm, f"a run that followed its download ended with {code}"
                 self.again()
             raise AssertionError(f"{RUNS} runs after the last kill did not end with 0")
@@ -183,7 +196,8 @@ class Round:
         else:
             delay = self.random.uniform(0, 6)
         time.sleep(delay)
-        settled = self.watch.settled_s() >= SETTLED_S
+        follows = any(word in self.up.said for word in ("started job", "joined running job"))
+        settled = follows and self.watch.settled_s() >= SETTLED_S
         if kind == "reboot":
             self.lane.target.reboot()
             done = True

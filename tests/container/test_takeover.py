@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from fetching import IN_FLIGHT, MODEL, Project, bound_buffers, sent, wrongs
+from fetching import CONNECTIONS, IN_FLIGHT, MODEL, Project, bound_buffers, sent, wrongs
 from hub import Hub
 from lab import Result
 from other_clients import MOUNTS, HfDownload, aria2_killed, await_sent, put
@@ -88,6 +88,11 @@ def place(machine: tuple[Target, Hub, Path], tmp_path: Path) -> Place:
     return Place(target, hub, Project(tmp_path / "project", target, hub))
 
 
+def cut_short() -> int:
+    """Bytes that may come for nothing: a connection is ended where another has taken over."""
+    return CONNECTIONS * IN_FLIGHT
+
+
 def hf_killed(place: Place, share: float, xet: bool = False) -> int:
     """A real `hf download` dies when the hub has sent `share`; returns bytes that it left."""
     place.hub.shared.set.update(bps=25e6, xet=xet)
@@ -107,7 +112,7 @@ def test_a_killed_hf_download_is_taken_over(place: Place) -> None:
     assert left > place.size * 0.2, "nothing worth taking over was left"
     theirs = place.sent()
     said = place.proven()
-    assert place.sent() - theirs <= place.size - left, said
+    assert place.sent() - theirs <= place.size - left + cut_short(), said
     assert place.sent() <= place.size + SHARDS * (HF_CHUNK + IN_FLIGHT), said
     assert place.partials() == []
 
@@ -117,7 +122,7 @@ def test_a_killed_xet_download_is_taken_over(place: Place) -> None:
     assert {row["where"] for row in place.hub.stats()["log"] if row["sent"]} >= {"cas"}
     theirs = place.sent()
     said = place.proven()
-    assert place.sent() - theirs <= place.size - left, said
+    assert place.sent() - theirs <= place.size - left + cut_short(), said
     assert place.partials() == []
 
 
@@ -162,11 +167,8 @@ def test_a_partial_under_the_final_name_is_resumed(
     (tmp_path / "left" / name).write_bytes(data[:there])
     put(place.target, tmp_path / "left")
     said = place.proven()
-    expected = place.size - there
-    if damaged:
-        assert place.sent() <= expected + len(data), said
-    else:
-        assert place.sent() <= expected, said
+    again = len(data) if damaged else 0
+    assert place.sent() <= place.size - there + again + cut_short(), said
 
 
 @pytest.mark.skipif(shutil.which("aria2c") is None, reason="no aria2c here (apt install aria2)")
@@ -179,4 +181,4 @@ def test_what_a_killed_aria2c_left_is_not_taken_for_a_file(place: Place, tmp_pat
     assert (tmp_path / "left" / f"{name}.aria2").exists()
     put(place.target, tmp_path / "left")
     said = place.proven()
-    assert place.sent() <= place.size, said
+    assert place.sent() <= place.size + cut_short(), said
