@@ -16,6 +16,9 @@ from collections.abc import Iterator
 BLOCK = 1024 * 1024
 """Bytes that a connection may lose when its process is killed."""
 
+LAST_BREATH_S = 5.0
+"""How long what a dead holder of the lock has left may take to end."""
+
 BAD_MANIFEST = 2
 MISMATCH, DENIED, NOT_FOUND, DISK_FULL, GAVE_UP, LOCKED = 10, 11, 12, 13, 14, 15
 UNTRUSTED, MALFORMED, DISK_ERROR = 16, 17, 18
@@ -122,22 +125,22 @@ def kernel_start(pid: int) -> int:
         return 0
 
 
-def holder_text(record: bytes) -> str:
-    """Who wrote the lock: pid and command line, as far as the kernel still knows them."""
+def holder_text(record: bytes) -> tuple[bool, str]:
+    """(alive, who wrote the lock: pid and command line, as far as the kernel still knows them)."""
     try:
         row = json.loads(record)
         pid, start = int(row["pid"]), int(row["start"])
     except (ValueError, KeyError, TypeError):
-        return "a process that left no record"
+        return False, "a process that left no record"
     if not start or kernel_start(pid) != start:
-        return f"a process started by pid {pid}, which is gone"
+        return False, f"a process started by pid {pid}, which is gone"
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as stream:
             words = stream.read(4096).decode("utf-8", "replace").rstrip("\0").split("\0")
     except OSError:
-        return f"pid {pid}"
+        return True, f"pid {pid}"
     line = "".join(c if c.isprintable() else "?" for c in " ".join(words))
-    return f"pid {pid}: {line}"
+    return True, f"pid {pid}: {line}"
 
 
 def make_folder(root: str, folder: str) -> None:
@@ -153,7 +156,8 @@ def make_folder(root: str, folder: str) -> None:
 def only_one(root: str) -> Iterator[int]:
     """Holds `.deployer/lock` and yields its descriptor, for children to inherit.
 
-    The kernel frees it when this process and all who inherited it have ended.
+    The kernel frees it when this process and all who inherited it have ended. What a dead holder
+    left behind is given a few seconds for that.
     """
     folder = os.path.join(root, ".deployer")
     make_folder(root, folder)
@@ -161,11 +165,17 @@ def only_one(root: str) -> Iterator[int]:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(os.path.join(folder, "lock"), flags, 0o644)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = holder_text(os.pread(handle, 200, 0))
-            raise Fatal(LOCKED, f"{root}: another download holds the lock: {who}") from None
+        ends = time.monotonic() + LAST_BREATH_S
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                alive, who = holder_text(os.pread(handle, 200, 0))
+                if alive or time.monotonic() >= ends:
+                    text = f"{root}: another download holds the lock: {who}"
+                    raise Fatal(LOCKED, text) from None
+            time.sleep(0.02)
         with disk(folder):
             os.ftruncate(handle, 0)
             mine = {"pid": os.getpid(), "start": kernel_start(os.getpid())}

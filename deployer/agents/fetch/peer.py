@@ -5,7 +5,7 @@ that bytes are right: their hashes do, afterwards.
 """
 
 # Paths are plain strings here, as everywhere in the agent.
-# ruff: noqa: PTH103, PTH105, PTH108, PTH110, PTH118, PTH120, PTH123
+# ruff: noqa: PTH105, PTH108, PTH114, PTH118, PTH120, PTH123
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ from deployer.agents.fetch.child import (
     group_members,
     takes_its_group_along,
 )
-from deployer.agents.fetch.common import DISK_FULL, GAVE_UP, Fatal, disk, log
+from deployer.agents.fetch.common import DISK_FULL, GAVE_UP, Fatal, disk, log, make_folder
 from deployer.agents.fetch.gauge import Reporter
 from deployer.agents.fetch.manifest import File, Job, Peer
 from deployer.agents.fetch.rsync import (
     CIPHER,
     CONNECT_S,
+    copy_words,
     look_script,
     look_words,
     parse_look,
-    rsync_words,
+    patch_words,
 )
-from deployer.agents.fetch.stock import INCOMING, Stock, size_of
+from deployer.agents.fetch.stock import INCOMING, Stock, occupied, size_of
 
 MOST_PARALLEL = 4
 LOOK_S = 2.5 * CONNECT_S
@@ -57,10 +58,11 @@ def child(job: Job) -> int:
 
 
 class Transfer:
-    """One rsync, of one file; `before`: bytes that were there when it began."""
+    """One rsync, of one file into `target`. `patches`: it fills gaps of a file with pieces."""
 
-    def __init__(self, file: File, words: list[str], before: int) -> None:
-        self.file, self.before = file, before
+    def __init__(self, file: File, words: list[str], target: str, patches: bool) -> None:
+        self.file, self.target, self.patches = file, target, patches
+        self.before = self.there()
         self.errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self.process = subprocess.Popen(
             words,
@@ -73,10 +75,18 @@ class Transfer:
         )
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):  # it has ended: its status says why
-                self.process.stdin.write(file.path.encode() + b"\0")
+                self.process.stdin.write(b"" if patches else file.path.encode() + b"\0")
                 self.process.stdin.flush()
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
+
+    def there(self) -> int:
+        """Bytes of the file that are there now."""
+        return occupied(self.target) if self.patches else size_of(self.target)
+
+    def gained(self) -> int:
+        """Bytes that it has brought so far."""
+        return max(0, self.there() - self.before)
 
     def last_words(self) -> str:
         """The end of its stderr, for people."""
@@ -171,65 +181,61 @@ class Copy:
 
     def start(self, file: File) -> None:
         """Begins one file, on top of what is there of it."""
-        target = os.path.join(self.incoming, file.path)
-        with disk(target):
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            self.bring_prefix(file, target)
-        there = size_of(target)
+        part = os.path.join(self.job.path, file.path) + ".part"
         limit = self.job.limits.bwlimit_bytes_per_s
-        words = rsync_words(
-            self.peer,
-            self.cipher,
-            self.incoming,
-            resume=there > 0,
-            kib_per_s=max(1, int(limit / self.parallel / 1024)) if limit else 0,
-        )
+        kib_per_s = max(1, int(limit / self.parallel / 1024)) if limit else 0
+        patches = os.path.lexists(part + ".map") and not os.path.islink(part)
+        if patches:
+            target = part
+            words = patch_words(self.peer, self.cipher, file.path, part, kib_per_s=kib_per_s)
+        else:
+            target = os.path.join(self.incoming, file.path)
+            make_folder(self.job.path, os.path.dirname(target))
+            with disk(target):
+                self.bring_prefix(file, part, target)
+            words = copy_words(
+                *(self.peer, self.cipher, self.incoming),
+                resume=size_of(target) > 0,
+                kib_per_s=kib_per_s,
+            )
         try:
-            self.running.append(Transfer(file, words, there))
+            one = Transfer(file, words, target, patches)
         except OSError as error:
             raise Fatal(GAVE_UP, f"{words[0]}: {error.strerror or error}") from error
-        if there:
-            log(f"{file.path}: going on at {there} of {file.size} bytes, from {self.peer.address}")
+        self.running.append(one)
+        if one.before:
+            where = f"{one.before} of {file.size} bytes, from {self.peer.address}"
+            log(f"{file.path}: {'filling gaps' if patches else 'going on'} at {where}")
 
-    def bring_prefix(self, file: File, target: str) -> None:
-        """NAME.part goes where rsync continues it. Of one with pieces only the prefix is taken."""
-        part = os.path.join(self.job.path, file.path) + ".part"
-        try:
-            with open(part + ".map", encoding="utf-8") as stream:
-                prefix = int(json.load(stream)["prefix"])
-        except FileNotFoundError:
-            prefix = size_of(part)
-        except (ValueError, KeyError, TypeError):
-            prefix = 0  # an unreadable map: nothing of it is known to be right
-        if size_of(target) > file.size:
+    @staticmethod
+    def bring_prefix(file: File, part: str, target: str) -> None:
+        """NAME.part goes where rsync continues it, unless more is there."""
+        if os.path.islink(target) or size_of(target) > file.size:
             os.unlink(target)
-        if not os.path.exists(part) or min(prefix, file.size) <= size_of(target):
-            return
-        os.replace(part, target)
-        os.truncate(target, min(prefix, file.size))
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part + ".map")
+        if 0 < size_of(part) <= file.size and size_of(part) > size_of(target):
+            os.replace(part, target)
 
     def finish(self, one: Transfer) -> File | None:
         """The file, when it must be tried again. Raises Fatal after tries that brought nothing."""
         self.sweep()
-        self.grown += self.gained(one)
-        file = one.file
-        target = os.path.join(self.incoming, file.path)
-        code, words = one.process.returncode, one.last_words()
+        self.grown += one.gained()
+        file, code, words = one.file, one.process.returncode, one.last_words()
         one.errors.close()
-        if code == 0 and size_of(target) == file.size:
+        if code == 0 and size_of(one.target) == file.size:
+            if one.patches:  # all of it counts now
+                with disk(one.target):
+                    os.unlink(one.target + ".map")
             log(f"{file.path}: {file.size} bytes copied from {self.peer.address}")
             return None
-        facts = os.statvfs(self.incoming)
+        facts = os.statvfs(self.job.path)
         if facts.f_bavail * facts.f_frsize < FULL_BYTES:
-            raise Fatal(DISK_FULL, f"{target}: no space left; the bytes so far are kept")
-        self.idle[file.path] = 0 if self.gained(one) else self.idle.get(file.path, 0) + 1
+            raise Fatal(DISK_FULL, f"{one.target}: no space left; the bytes so far are kept")
+        self.idle[file.path] = 0 if one.gained() else self.idle.get(file.path, 0) + 1
         why = f"rsync ended with {code}: {words}" if code else "rsync ended, but bytes lack"
         if self.idle[file.path] >= TRIES_WITHOUT_BYTES:
             raise Fatal(GAVE_UP, f"{file.path}: {why}")
         self.retries += 1
-        log(f"{file.path}: {why}; going on at {size_of(target)} of {file.size}")
+        log(f"{file.path}: {why}; going on at {one.there()} of {file.size}")
         return file
 
     def sweep(self) -> None:
@@ -271,12 +277,8 @@ class Copy:
                 self.read_by_ssh += gain
             self.moved += gain
         # An ssh that ended since the last look has taken its count along; its bytes are there.
-        growing = sum(self.gained(one) for one in self.running)
+        growing = sum(one.gained() for one in self.running)
         self.received = max(self.received, self.read_by_ssh, self.grown + growing)
-
-    def gained(self, one: Transfer) -> int:
-        """Bytes that it has brought so far."""
-        return max(0, size_of(os.path.join(self.incoming, one.file.path)) - one.before)
 
 
 def last_line(text: str) -> str:

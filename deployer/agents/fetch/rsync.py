@@ -85,21 +85,43 @@ def parse_look(mark: str, output: str, files: Sequence[File]) -> tuple[str, list
     return ("" if there else f"it has none of the {len(files)} files in the right size"), there
 
 
-def rsync_words(peer: Peer, cipher: str, into: str, *, resume: bool, kib_per_s: int) -> list[str]:
+def copy_words(
+    peer: Peer, cipher: str, into: str, *, resume: bool, kib_per_s: int = 0
+) -> list[str]:
     """One rsync into the folder `into`; names come by stdin, 0-separated, and are taken literally.
 
     `resume`: what is there is checked and continued, else each file is sent whole. Either way the
-    file itself is written, so that no death loses bytes. Only the folder is subject to wildcards.
+    file itself is written, so that no death loses bytes.
     """
-    shell = " ".join(rsh_quote(word) for word in ssh_words(peer, cipher))
-    host = f"[{peer.address}]" if ":" in peer.address else peer.address
-    folder = peer.path.rstrip("/") + "/"
-    if re.search(r"[*?\[]", folder):
-        folder = re.sub(r"([\\*?\[\]])", r"\\\1", folder)
-    words = ["rsync", "-L", "-s", "--from0", "--files-from=-", f"--timeout={IO_S}", "-e", shell]
+    words = [*_common(peer, cipher, kib_per_s), "--from0", "--files-from=-"]
     words += ["--append-verify"] if resume else ["-W", "--inplace"]
-    words += [f"--bwlimit={kib_per_s}"] if kib_per_s else []
-    return [*words, "--", f"{host}:{folder}", into.rstrip("/") + "/"]
+    return [*words, "--", _source(peer, ""), into.rstrip("/") + "/"]
+
+
+def patch_words(
+    peer: Peer, cipher: str, name: str, target: str, *, kib_per_s: int = 0
+) -> list[str]:
+    """One rsync that fills the gaps of `target`: only blocks that are not there yet are sent.
+
+    A byte that is right at its place stays so, whenever this is killed.
+    """
+    words = [*_common(peer, cipher, kib_per_s), "--inplace", "--no-whole-file"]
+    return [*words, "--", _source(peer, name), target]
+
+
+def _common(peer: Peer, cipher: str, kib_per_s: int) -> list[str]:
+    shell = " ".join(rsh_quote(word) for word in ssh_words(peer, cipher))
+    words = ["rsync", "-L", "-s", f"--timeout={IO_S}", "-e", shell]
+    return [*words, f"--bwlimit={kib_per_s}"] if kib_per_s else words
+
+
+def _source(peer: Peer, name: str) -> str:
+    """`host:path`. Not a shell but rsync itself expands wildcards of the path."""
+    host = f"[{peer.address}]" if ":" in peer.address else peer.address
+    path = peer.path.rstrip("/") + "/" + name
+    if re.search(r"[*?\[]", path):
+        path = re.sub(r"([\\*?\[\]])", r"\\\1", path)
+    return f"{host}:{path}"
 
 
 def rsh_quote(word: str) -> str:

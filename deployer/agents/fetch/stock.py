@@ -1,14 +1,14 @@
 """What of a job's files is on the disk by now, whichever method brought it. Stats only."""
 
 # Paths are plain strings here, as everywhere in the agent.
-# ruff: noqa: PTH108, PTH116, PTH118, PTH120, PTH123, PTH208
+# ruff: noqa: PTH108, PTH116, PTH118, PTH120, PTH208
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 
+from deployer.agents.fetch.look import valid_of_part
 from deployer.agents.fetch.manifest import File
 from deployer.agents.fetch.record import Record
 
@@ -75,28 +75,16 @@ class Stock:
         found = []
         for file in self.left:
             final = os.path.join(self.root, file.path)
-            if os.path.lexists(final) or self._part_bytes(final + ".part") >= file.size:
+            if os.path.lexists(final) or valid_of_part(final) >= file.size:
                 found.append(file)
         return found
-
-    @staticmethod
-    def _part_bytes(part: str) -> int:
-        """Valid bytes of NAME.part: all, or what its map says."""
-        try:
-            with open(part + ".map", encoding="utf-8") as stream:
-                row = json.load(stream)
-            return int(row["prefix"]) + sum(int(end) - int(start) for start, end in row["pieces"])
-        except FileNotFoundError:
-            return size_of(part)
-        except (OSError, ValueError, KeyError, TypeError):
-            return 0
 
     def held(self, file: File) -> int:
         """About how many bytes of an unverified file are there, wherever."""
         final = os.path.join(self.root, file.path)
         best = max(
             min(size_of(final), file.size),
-            self._part_bytes(final + ".part"),
+            valid_of_part(final),
             occupied(os.path.join(self.root, INCOMING, file.path)),
             size_of(os.path.join(self.root, HF, file.path)),
             *(occupied(path) for path in self.hf_partials(file)),

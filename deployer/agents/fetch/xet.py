@@ -32,6 +32,7 @@ from deployer.agents.fetch.common import (
     NOT_FOUND,
     Fatal,
     log,
+    make_folder,
 )
 from deployer.agents.fetch.gauge import Reporter
 from deployer.agents.fetch.manifest import File, Job
@@ -139,6 +140,7 @@ class Fetch:
         hub: Any = importlib.import_module("huggingface_hub")
         constants: Any = importlib.import_module("huggingface_hub.constants")
         constants.DOWNLOAD_CHUNK_SIZE = CHUNK
+        make_folder(self.job.path, self.local)
         wanted = self.wanted()
         self.make_room(wanted)
         for file in wanted:
@@ -220,7 +222,7 @@ class Fetch:
             except Exception as error:
                 code = code_of(error)
                 text = f"{file.path}: {one_line(error)}"
-                # Another try of huggingface_hub begins at 0; other methods go on from what is there.
+                # Its next try would begin at 0; other methods go on from what is there.
                 begun = max(map(occupied, self.stock.hf_partials(file)), default=0) >= CHUNK
                 if code != GAVE_UP or begun or count == TRIES or self.failure is not None:
                     raise Fatal(code, text) from error
