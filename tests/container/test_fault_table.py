@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,17 @@ def plain(run: Run) -> None:
         run.hub.faults([])
         again = run.go(run.bench, "r2", 60)
         run.remark(again is not None, f"the second run ended with {again!r}")
+
+
+def by_xet(run: Run) -> None:
+    """huggingface_hub with hf_xet out of this venv is tried first, and replaced when it hangs."""
+    run.bench.venv = sys.prefix
+    plain(run)
+    tried = any(entry["where"] == "cas" for entry in run.hub.stats()["log"])
+    asked = any("xet-read-token" in entry["path"] for entry in run.hub.stats()["log"])
+    run.remark(not tried and not asked, "Xet was never tried")
+    notes = " ".join(run.bench.notes())
+    run.remark("hf-xet" not in notes or "range" not in notes, f"no note told it: {notes}")
 
 
 def corrupt(run: Run) -> None:
@@ -395,15 +407,26 @@ def gated(run: Run) -> None:
 DRIVES = {
     name: globals()[name]
     for name in (
-        *("plain", "corrupt", "held_back", "expired", "other_version", "no_room", "filled"),
+        *(
+            "plain",
+            "by_xet",
+            "corrupt",
+            "held_back",
+            "expired",
+            "other_version",
+            "no_room",
+            "filled",
+        ),
         *("killed", "killed_both", "interrupted", "interrupted_agent", "twice", "stranger"),
-        "gated",
+        *("filled", "gated"),
     )
 }
 
 
 def why_not(row: Row) -> str:
     """Why a row cannot run here; '' when it can."""
+    if row.drive == "by_xet" and not find_spec("hf_xet"):
+        return "no hf_xet in this venv"
     return "mounts a tmpfs: needs root" if row.name.startswith("j") and os.getuid() else ""
 
 
