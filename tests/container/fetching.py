@@ -14,7 +14,7 @@ from socket import SO_SNDBUF, SOL_SOCKET
 from typing import Any
 
 import yaml
-from lab import INVENTORY, Result
+from lab import INVENTORY, Result, run
 from target import RECEIVE_BUFFER, Target
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docker" / "hub"))
@@ -92,6 +92,11 @@ class Project:
     def up(self) -> Up:
         """Starts the download."""
         return Up(self.folder)
+
+    def doctor(self, *words: str) -> Result:
+        """`deploy doctor HOST WORDS`, to its end."""
+        argv = [PROGRAM, "-i", str(self.folder / "inventory"), "doctor", HOST, *words]
+        return run(argv, NO_COLOR="1", NO_PROXY="*")
 
     def manifest(self) -> list[dict[str, Any]]:
         """The pinned file list."""

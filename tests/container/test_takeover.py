@@ -88,6 +88,11 @@ def place(machine: tuple[Target, Hub, Path], tmp_path: Path) -> Place:
     return Place(target, hub, Project(tmp_path / "project", target, hub))
 
 
+def etag(path: str) -> str:
+    """The sha256 in the name of a partial file."""
+    return path.split(".")[-3]
+
+
 def cut_short() -> int:
     """Bytes that may come for nothing: a connection is ended where another has taken over."""
     return CONNECTIONS * IN_FLIGHT
@@ -96,9 +101,10 @@ def cut_short() -> int:
 def hf_killed(place: Place, share: float, xet: bool = False) -> int:
     """A real `hf download` dies when the hub has sent `share`; returns bytes that it left."""
     place.hub.shared.set.update(bps=25e6, xet=xet)
+    before = int(place.hub.stats(log=False)["sent_total"])
     hf = HfDownload(place.target, place.hub, xet)
     try:
-        await_sent(place.hub, hf.process, int(place.size * share))
+        await_sent(place.hub, hf.process, before + int(place.size * share))
     finally:
         hf.kill()
     place.hub.shared.set.update(bps=0.0)
@@ -124,6 +130,25 @@ def test_a_killed_xet_download_is_taken_over(place: Place) -> None:
     said = place.proven()
     assert place.sent() - theirs <= place.size - left + cut_short(), said
     assert place.partials() == []
+
+
+def test_of_two_killed_hf_downloads_the_longer_parts_are_used_and_the_rest_is_cleaned(
+    place: Place,
+) -> None:
+    hf_killed(place, 0.4)
+    first = place.partials()
+    hf_killed(place, 0.9)
+    best: dict[str, int] = {}
+    for size, path in place.partials():
+        best[etag(path)] = max(best.get(etag(path), 0), size)
+    theirs = place.sent()
+    said = place.proven()
+    assert place.sent() - theirs <= place.size - sum(best.values()) + cut_short(), said
+    left = place.partials()
+    assert 0 < len(left) <= len(first), left
+    cleaned = place.project.doctor("--clean-partials", "--yes")
+    assert place.partials() == [], cleaned.out + cleaned.err
+    assert not wrongs(place.target, place.project, place.hub), cleaned.out
 
 
 def test_an_hf_download_that_lives_is_named_and_left_alone(place: Place) -> None:
