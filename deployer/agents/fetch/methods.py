@@ -1,7 +1,7 @@
 """The rungs of the ladder: what each method runs, with which environment, and when it cannot."""
 
 # Paths are plain strings here, as everywhere in the agent.
-# ruff: noqa: PTH100, PTH118
+# ruff: noqa: PTH100, PTH118, PTH123
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from deployer.agents.fetch.manifest import Job
 OLDEST_XET = (1, 5, 2)
 """Older ones hang (xet-core #850 and others)."""
 ASK_VENV_S = 30.0
+LEAST_BUFFERS_MB, MOST_BUFFERS_MB = 256, 2048
 _ASK_VENV = """
 import importlib.metadata as m
 def version(name):
@@ -118,6 +119,7 @@ def _hf_xet(job: Job, environ: Mapping[str, str]) -> Method:
 def hf_environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     """The child's environment: nothing of the user's own settings, caches or tokens."""
     home = os.path.join(job.path, ".deployer", "hf", "home")
+    buffers = xet_buffers_mb()
     kept = {
         name: text
         for name, text in environ.items()
@@ -137,9 +139,9 @@ def hf_environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
         HF_HUB_DOWNLOAD_TIMEOUT=str(max(1, round(job.limits.recv_timeout_s))),
         HF_XET_CLIENT_READ_TIMEOUT="30s",
         HF_XET_CLIENT_CONNECT_TIMEOUT="15s",
-        HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE="512mb",
-        HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_PERFILE_SIZE="256mb",
-        HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT="2gb",
+        HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_SIZE=f"{buffers // 4}mb",
+        HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_PERFILE_SIZE=f"{buffers // 8}mb",
+        HF_XET_RECONSTRUCTION_DOWNLOAD_BUFFER_LIMIT=f"{buffers}mb",
     )
     if job.proxy:
         kept.update(dict.fromkeys(("http_proxy", "https_proxy"), job.proxy))
@@ -147,6 +149,16 @@ def hf_environment(job: Job, environ: Mapping[str, str]) -> dict[str, str]:
     if job.ca_bundle:
         kept.update(SSL_CERT_FILE=job.ca_bundle, REQUESTS_CA_BUNDLE=job.ca_bundle)
     return kept
+
+
+def xet_buffers_mb() -> int:
+    """Most memory for hf_xet's buffers: a quarter of what is free; its own default is 8 GB."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as stream:
+            free = next(int(line.split()[1]) for line in stream if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return LEAST_BUFFERS_MB
+    return max(LEAST_BUFFERS_MB, min(MOST_BUFFERS_MB, free // 4096))
 
 
 def _no_hf(job: Job) -> str:
