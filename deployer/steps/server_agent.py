@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib import resources
 from typing import Any
 
+from deployer.agents.text import agent_text
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
 from deployer.remote.transport import Transport
@@ -22,11 +22,6 @@ LOADER = (
     "exec(compile(sys.stdin.buffer.read(n), 'serve_agent', 'exec'), {'__name__': '__main__'})"
 )
 """Reads the agent's text, then leaves the rest of stdin (the commands) to it."""
-
-
-def agent_text() -> str:
-    """The agent's source."""
-    return (resources.files("deployer.agents") / "serve_agent.py").read_text(encoding="utf-8")
 
 
 def ask(

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from deployer.agents.text import agent_text
 from deployer.deployment import Deployment
 from deployer.errors import GateFailed, StepFailed
 from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure
 from deployer.remote.jobs import ROOT
-from deployer.shell import assignments, quote
+from deployer.shell import assignments
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
 from deployer.steps.launch import api_key
-from deployer.steps.server_agent import PYTHON, agent_text, parse_answers
+from deployer.steps.server_agent import PYTHON, parse_answers
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.server_wanted import is_wanted, server_job_name
 from deployer.steps.verify_gates import Gates
@@ -208,7 +209,7 @@ def light_script(want: Deployment) -> str:
         assignments(values)
         + LIGHT
         + PYTHON
-        + f'"$python" -I - "[{{$who,$rest}}]" <<{quote(END)}\n{agent_text().rstrip()}\n{END}\n'
+        + f'"$python" -I - "[{{$who,$rest}}]" <<\'{END}\'\n{agent_text(light=True)}{END}\n'
     )
 
 

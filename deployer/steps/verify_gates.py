@@ -130,14 +130,18 @@ class Gates:
         deadline = gates.request_timeout_s * (1 + gates.burst / gates.parallel)
         result = self._one(
             {
-                "do": "burst",
-                "count": gates.burst,
+                "do": "many",
                 "parallel": gates.parallel,
-                "prompts": burst_prompts(gates.burst),
-                "model": self.context.want.playbook.model.served_name,
-                "max_tokens": min(SHORT_TOKENS, gates.max_tokens),
-                "temperature": 0.0,
-                "timeout_s": gates.request_timeout_s,
+                "requests": [
+                    {
+                        "prompt": prompt,
+                        "model": self.context.want.playbook.model.served_name,
+                        "max_tokens": min(SHORT_TOKENS, gates.max_tokens),
+                        "temperature": 0.0,
+                        "timeout_s": gates.request_timeout_s,
+                    }
+                    for prompt in burst_prompts(gates.burst)
+                ],
                 "deadline_s": deadline,
             },
             deadline + gates.request_timeout_s + 30,
@@ -145,7 +149,7 @@ class Gates:
         answers: list[Record] = result.get("results", [])
         for answer in answers:
             self._usable("burst", answer)
-            self._judged("burst", str(answer["prompt"]), answer)
+            self._judged("burst", burst_prompts(gates.burst)[answer["number"]], answer)
         if len(answers) < gates.burst:
             self._fail("burst", f"only {len(answers)} of {gates.burst} requests came back", "")
         right = sum(burst_answer(one["number"]) in _whole(one) for one in answers)
@@ -176,7 +180,10 @@ class Gates:
         limit = self.context.want.playbook.gates.max_accept_rate
         answer = self._one({"do": "server_info", "timeout_s": 20}, 60)
         info: Record = answer.get("info") or {}
-        length, drafts = info.get("avg_spec_accept_length"), info.get("num_draft_tokens")
+        length, drafts = (
+            info.get("avg_spec_accept_length"),
+            info.get("speculative_num_draft_tokens"),
+        )
         if not isinstance(length, int | float) or not isinstance(drafts, int) or drafts < 2:
             self._pass("speculation", "no speculation, or no figures of it")
             return

@@ -126,7 +126,7 @@ def test_ready_light_and_info(tmp_path: Path, port: int) -> None:
     assert ready["health"] == 200
     assert light["completion"]["content"] == "you said Say hello."
     assert info["info"]["avg_spec_accept_length"] == 2.5
-    assert info["info"]["num_draft_tokens"] == 4
+    assert info["info"]["speculative_num_draft_tokens"] == 4
 
 
 def test_a_wrong_key(tmp_path: Path, port: int) -> None:
@@ -149,17 +149,10 @@ def test_completions(tmp_path: Path, port: int) -> None:
     assert "no answer within 1 s" in hung["error"]
 
 
-def test_burst(tmp_path: Path, port: int) -> None:
-    command = {
-        "do": "burst",
-        "count": 10,
-        "parallel": 4,
-        "prompts": ["a", "b"],
-        "model": "tiny",
-        "max_tokens": 8,
-        "timeout_s": 5,
-        "deadline_s": 20,
-    }
+def test_many_requests(tmp_path: Path, port: int) -> None:
+    one = {"model": "tiny", "max_tokens": 8, "timeout_s": 5}
+    requests = [{**one, "prompt": "ab"[number % 2]} for number in range(10)]
+    command = {"do": "many", "requests": requests, "parallel": 4, "deadline_s": 20}
     result = run(tmp_path, port, command)[0]
     assert [one["number"] for one in result["results"]] == list(range(10))
     assert result["results"][3]["content"] == "you said b"

@@ -95,14 +95,15 @@ def server(said: Callable[[str], str] = say, **changes: Reply) -> Callable[..., 
             return [ready]
         if do == "completion":
             return [complete(commands[0]["prompt"])]
-        if do == "burst":
-            prompts = commands[0]["prompts"]
+        if do == "many":
             results = [
-                {**complete(prompt), "number": number, "prompt": prompt}
-                for number, prompt in enumerate(prompts)
+                {**complete(one["prompt"]), "number": number}
+                for number, one in enumerate(commands[0]["requests"])
             ]
             return [{"ok": True, "results": results, "seconds": 3.0}]
-        return [{"ok": True, "info": {"avg_spec_accept_length": 2.5, "num_draft_tokens": 4}}]
+        return [
+            {"ok": True, "info": {"avg_spec_accept_length": 2.5, "speculative_num_draft_tokens": 4}}
+        ]
 
     return ask
 
@@ -202,7 +203,7 @@ def test_a_worker_lost_after_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_drafts_always_accepted_with_repetition(monkeypatch: pytest.MonkeyPatch) -> None:
-    info = {"ok": True, "info": {"avg_spec_accept_length": 4.0, "num_draft_tokens": 4}}
+    info = {"ok": True, "info": {"avg_spec_accept_length": 4.0, "speculative_num_draft_tokens": 4}}
     events, own, _ = run(monkeypatch, server(server_info=info))
     assert own.known_good == IDENTITY.id
     assert "suspiciously high" in str(events)
