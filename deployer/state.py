@@ -19,6 +19,10 @@ class StateModel(BaseModel):
     model_config = ConfigDict(extra="forbid", ser_json_inf_nan="constants")
 
 
+Value = bool | int | float | str
+"""Of one server argument."""
+
+
 class Launch(StateModel):
     """One start of the server. `verdict`: starting|ready|good|failed:<why>|stopped."""
 
@@ -36,6 +40,36 @@ class Launch(StateModel):
     verdict: str = "starting"
     verified: float = 0.0
     figures: dict[str, float] = Field(default_factory=dict)
+    changes: dict[str, Value] = Field(default_factory=dict)
+    """Arguments that this tool changed by itself after a failure, flag -> value."""
+    instead_of: dict[str, str] = Field(default_factory=dict)
+    """Rungs of the ladder that failed before it -> class of the failure: it is degraded."""
+
+
+class ValidatedSet(StateModel):
+    """What passed the gates for one model x engine x GPUs x asked arguments. Newest last.
+
+    It is looked up by `model`, `engine`, `lock`, `gpus` and `asked`: with any of them changed it
+    says nothing.
+    """
+
+    model: str
+    """`repo@commit`."""
+    engine: str
+    lock: str
+    """sha256 of the engine's lock."""
+    gpus: list[str]
+    """PCI addresses."""
+    asked: str
+    """sha256 over serve.args, serve.env and the variants of the playbook."""
+    variant: str
+    argv: list[str]
+    changes: dict[str, Value] = Field(default_factory=dict)
+    instead_of: dict[str, str] = Field(default_factory=dict)
+    figures: dict[str, float] = Field(default_factory=dict)
+    launch: str
+    proven: float
+    """Unix seconds, controller clock."""
 
 
 class ManifestFile(StateModel):
@@ -64,6 +98,7 @@ class DeploymentState(StateModel):
     launches: list[Launch] = Field(default_factory=list)
     known_good: str = ""
     """Id of the last launch that passed the gates."""
+    validated: list[ValidatedSet] = Field(default_factory=list)
     attempts: dict[str, int] = Field(default_factory=dict)
     extra: dict[str, Any] = Field(default_factory=dict)
 

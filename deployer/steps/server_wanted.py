@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from deployer.deployment import Deployment
+from deployer.playbook import ArgValue, Variant
 from deployer.sglang.argv import command, server_argv
 from deployer.shell import quote, words
 from deployer.state import Manifest
 
+DERIVED = "~"
+"""Between a variant and what this tool changed in it; no variant of a playbook has it."""
 FINGERPRINT_FILE = "fingerprint"
 LAUNCH_FILE = "launch"
 VERDICT_FILE = "verdict"
@@ -58,24 +64,100 @@ def server_script(want: Deployment, whole_command: list[str]) -> str:
 
 
 @dataclass(frozen=True)
+class Rung:
+    """One launch of the ladder: a variant of the playbook, or one with changes of our own.
+
+    A derived one is named after what was changed: `mtp~mem-0.02`.
+    """
+
+    variant: str
+    changes: tuple[tuple[str, ArgValue], ...] = ()
+
+    @property
+    def base(self) -> str:
+        """The variant of the playbook that it comes from."""
+        return self.variant.partition(DERIVED)[0]
+
+    def deployment(self, want: Deployment) -> Deployment:
+        """The deployment whose chosen variant is this rung."""
+        if not self.changes:
+            return dataclasses.replace(want, variant=self.variant)
+        own = next((one.args for one in want.playbook.variants if one.name == self.base), {})
+        derived = Variant.model_construct(name=self.variant, args={**own, **dict(self.changes)})
+        variants = [*want.playbook.variants, derived]
+        playbook = want.playbook.model_copy(update={"variants": variants})
+        return dataclasses.replace(want, playbook=playbook, variant=self.variant)
+
+    def fingerprint(self, want: Deployment, manifest: Manifest | None) -> str:
+        """The fingerprint of a launch of it."""
+        return fingerprint(self.deployment(want), manifest, self.variant)
+
+
+@dataclass(frozen=True)
 class LaunchNote:
-    """What the job's folder tells of a launch: its variant, and the rungs that failed before it."""
+    """What the job's folder tells of a launch: its rung, and the rungs that failed before it.
+
+    `reasons` are the classes of their failures and `marks` their fingerprints, in the same order;
+    a note of an older version of this tool lacks them. `changes`: arguments changed by this tool.
+    `preferred`: they failed in an earlier run, and this one was started without trying them again.
+    """
 
     variant: str = ""
     fell_from: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    changes: tuple[tuple[str, ArgValue], ...] = ()
+    preferred: bool = False
+
+    @property
+    def rung(self) -> Rung:
+        """The rung that runs."""
+        return Rung(self.variant, self.changes)
+
+    @property
+    def degraded(self) -> str:
+        """What is less than asked for, in words; '' for the first choice."""
+        return degraded(self.variant, dict(zip_longest(self.fell_from, self.reasons, fillvalue="")))
 
     def line(self) -> str:
         """The content of the job's `launch` file."""
-        return json.dumps({"variant": self.variant, "fell_from": list(self.fell_from)}) + "\n"
+        return (
+            json.dumps(
+                {
+                    "variant": self.variant,
+                    "fell_from": list(self.fell_from),
+                    "reasons": list(self.reasons),
+                    "marks": list(self.marks),
+                    "changes": dict(self.changes),
+                    "preferred": self.preferred,
+                }
+            )
+            + "\n"
+        )
 
     @classmethod
     def parse(cls, line: str) -> LaunchNote:
         """The note of a `launch` file; an unreadable one says nothing."""
         try:
             data = json.loads(line)
-            return cls(str(data["variant"]), tuple(str(name) for name in data["fell_from"]))
-        except (ValueError, KeyError, TypeError):
+            return cls(
+                str(data["variant"]),
+                tuple(str(name) for name in data["fell_from"]),
+                tuple(str(name) for name in data.get("reasons", [])),
+                tuple(str(mark) for mark in data.get("marks", [])),
+                tuple((str(k), v) for k, v in data.get("changes", {}).items()),
+                data.get("preferred") is True,
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
             return cls()
+
+
+def degraded(variant: str, instead_of: Mapping[str, str]) -> str:
+    """`degraded: no-mtp runs, since mtp failed here (not-enough-memory)`; '' without a failure."""
+    if not instead_of:
+        return ""
+    failed = ", ".join(f"{name} ({cls})" if cls else name for name, cls in instead_of.items())
+    return f"degraded: {variant} runs, since on this machine failed: {failed}"
 
 
 def is_wanted(
@@ -83,9 +165,14 @@ def is_wanted(
 ) -> bool:
     """Is a launch with this fingerprint what is wanted now?
 
-    A lower rung counts when the chosen one failed before it in the same run of the ladder.
+    A lower rung counts when the chosen one, as it is written now, failed before it in the same run
+    of the ladder; or in an earlier run, unless the chosen one is asked for by name.
     """
     chosen = want.variant_name
-    if launch.variant != chosen and chosen not in launch.fell_from:
-        return False
-    return bool(recorded) and recorded == fingerprint(want, manifest, launch.variant)
+    if launch.variant != chosen:
+        if chosen not in launch.fell_from or (launch.preferred and want.variant is not None):
+            return False
+        tried = dict(zip(launch.fell_from, launch.marks, strict=False)).get(chosen)
+        if tried is not None and tried != fingerprint(want, manifest, chosen):
+            return False
+    return bool(recorded) and recorded == launch.rung.fingerprint(want, manifest)
