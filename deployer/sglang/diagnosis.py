@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, replace
 
 from deployer.sglang.failures import TRAFFIC, Failure, classify, telling_lines
-from deployer.sglang.log import MARKS, LaunchLog
+from deployer.sglang.log import COLOUR, MARKS, READY_LINE, LaunchLog
 
 READY, STOPPED = "ready", "stopped"
 FAILED, UNFINISHED, UNKNOWN = "failed", "unfinished", "unknown"
@@ -22,10 +22,8 @@ STAMP = re.compile(
     r"|[\w.-]+ +\| )"
 )
 """What journald, a container runtime or compose writes before each line."""
-COLOUR = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 BEGIN = re.compile(r"'python -m sglang\.launch_server' is still supported")
 ARGS = re.compile(r"\bserver_args=ServerArgs\(")
-READY_LINE = re.compile(r"^\[[^\]]*\] The server is fired up and ready to roll!\s*$")
 DEATH = re.compile(
     r"[Rr]eceived sigquit|SIGQUIT received|SIGTERM received|crashed with exit code"
     r"|^\[[^\]]*\] (?:Scheduler|\w+Manager|DataParallelController) hit an exception"

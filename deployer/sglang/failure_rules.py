@@ -14,7 +14,9 @@ from dataclasses import dataclass
 class Rule:
     """`pattern` is looked for in each line; the cause is the first line that has it, or the last.
 
-    `phases`: the phases in which the rule holds, first and last; None is any.
+    `phases`: the phases in which the rule holds, first and last; None is any. `passing`: a launch
+    may go on after such a line; it is the cause only when nothing follows it, or nothing else is
+    found.
     """
 
     cls: str
@@ -23,6 +25,7 @@ class Rule:
     next_variant: bool = False
     last: bool = False
     phases: tuple[str, str] | None = None
+    passing: bool = False
 
 
 def _rule(
@@ -33,8 +36,9 @@ def _rule(
     next_variant: bool = False,
     last: bool = False,
     phases: tuple[str, str] | None = None,
+    passing: bool = False,
 ) -> Rule:
-    return Rule(cls, re.compile(pattern), action, next_variant, last, phases)
+    return Rule(cls, re.compile(pattern), action, next_variant, last, phases, passing)
 
 
 RULES: tuple[Rule, ...] = (
@@ -50,6 +54,7 @@ RULES: tuple[Rule, ...] = (
         r"\[Errno 99\].*bind|[Cc]annot assign requested address.*bind"
         r"|bind on address .*[Cc]annot assign",
         "serve.host is no address of the target: use 0.0.0.0 or one of its own",
+        passing=True,
     ),
     _rule(
         "bad-arguments",
@@ -105,6 +110,7 @@ RULES: tuple[Rule, ...] = (
         r"401 Client Error|403 Client Error|GatedRepoError|[Cc]annot access gated repo"
         r"|trying to access a gated repo|Invalid user token|RepositoryNotFoundError",
         "the Hub refused (a token that is missing or may not): model.path must be a local folder",
+        passing=True,
     ),
     _rule(
         "trust-remote-code",
@@ -128,6 +134,7 @@ RULES: tuple[Rule, ...] = (
         r"|Failed to load the tokenizer",
         "the tokenizer's files are missing or broken: `deploy up --from shards` checks every hash",
         last=True,
+        passing=True,
     ),
     _rule(
         "tp-size-mismatch",
@@ -139,6 +146,7 @@ RULES: tuple[Rule, ...] = (
         "hub-unreachable",
         r"We couldn't connect to 'https?://|Temporary failure in name resolution",
         "the server tried to reach the Hub: model.path must be a complete local folder",
+        passing=True,
     ),
     _rule(
         "weights-missing",
@@ -171,6 +179,7 @@ RULES: tuple[Rule, ...] = (
         r"(?:Error|Exception|fatal error|filesystem error): .*(?:No space left|Errno 28\b)"
         r"|os error 28\b|Error: .*Disk quota exceeded|^\[[^\]]*\].*\[Errno 28\]",
         "a file system of the target is full: `df -h` there, then free space (`deploy doctor`)",
+        passing=True,
     ),
     _rule(
         "driver-too-old",
@@ -195,6 +204,7 @@ RULES: tuple[Rule, ...] = (
         r"|not compatible with the current PyTorch installation"
         r"|requires (?:a )?(?:CUDA )?compute capability|is not supported on this GPU",
         "this build has no kernels for this GPU: choose another engine.version",
+        passing=True,
     ),
     _rule(
         "no-gpu",
@@ -276,6 +286,7 @@ RULES: tuple[Rule, ...] = (
         r"ImportError: \S+\.so[.\d]*: cannot open shared object file"
         r"|ImportError: (?:cannot import name .* from 'sgl_kernel'|Can not import FA3)",
         "the venv does not fit this machine (a CUDA library is missing): `deploy up --from venv`",
+        passing=True,
     ),
     _rule(
         "compiler-missing",
@@ -283,6 +294,7 @@ RULES: tuple[Rule, ...] = (
         r"|CUDA_HOME .*not set|Failed to find C compiler|(?:gcc|g\+\+|c\+\+): not found"
         r"|Python\.h: No such file",
         "this engine compiles kernels at the first start: install nvcc (CUDA toolkit) and ninja",
+        passing=True,
     ),
     _rule(
         "cuda-fault",
@@ -296,12 +308,14 @@ RULES: tuple[Rule, ...] = (
         r"NCCL error|nccl[A-Z]\w+(?:Error|Usage|Argument)\b|DistBackendError"
         r"|NCCL WARN .*(?:fail|error)|Watchdog caught collective operation timeout",
         "the GPUs cannot talk to each other; try serve.env NCCL_P2P_DISABLE: '1'",
+        passing=True,
     ),
     _rule(
         "distributed-timeout",
         r"DistNetworkError|DistStoreError|Gloo connectFullMesh failed"
         r"|The client socket has (?:timed out|failed to connect)",
         "the ranks did not find each other: see which rank died first",
+        passing=True,
     ),
     _rule(
         "kernel-too-large",
@@ -326,6 +340,7 @@ RULES: tuple[Rule, ...] = (
         "too-many-files",
         r"Too many open files",
         "the limit of open files is too low in the container: raise its nofile limit",
+        passing=True,
     ),
     _rule(
         "python-module-missing",
@@ -333,6 +348,7 @@ RULES: tuple[Rule, ...] = (
         r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*required))",
         "the venv lacks a package or holds a wrong version: `deploy up --from venv`",
         last=True,
+        passing=True,
     ),
     _rule(
         "permission",
@@ -340,6 +356,7 @@ RULES: tuple[Rule, ...] = (
         r"(?:Permission denied|Operation not permitted|Read-only file system)",
         "the server may not use that file: see its owner, and who the launch runs as",
         last=True,
+        passing=True,
     ),
     _rule(
         "crashed",

@@ -7,10 +7,13 @@ SGLang's own headlines ("Received sigquit from a child process", "SIGQUIT receiv
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
-from deployer.sglang.failure_rules import RULES
-from deployer.sglang.log import PHASES, is_bar
+from deployer.sglang.failure import Failure
+from deployer.sglang.failure_rules import RULES, Rule
+from deployer.sglang.hostfacts import HostFacts, weigh
+from deployer.sglang.log import MARKS, PHASES, is_bar, plain
+
+__all__ = ["Failure", "classify", "fatal_while_alive", "telling_lines"]
 
 MISLEADING = re.compile(
     r"[Ss]igquit (?:received|from a child)|SIGQUIT received|Received sigquit"
@@ -31,27 +34,27 @@ TRAFFIC = re.compile(r'INFO: .* HTTP/1\.1"|Prefill batch,|Decode batch,|^\s*[\^~
 MAX_LINE = 500
 
 
-@dataclass(frozen=True)
-class Failure:
-    """`cls` is a stable word; `cause_line` is the line that states the cause ('' when none)."""
-
-    cls: str
-    cause_line: str
-    action: str
-    next_variant_allowed: bool
-    """May the next rung of the ladder be tried? False where it would only hide the cause."""
-
-
 EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt): ?.*\S")
 FATAL_WHILE_ALIVE = re.compile(r"\[Errno 98\].*address already in use")
 
 
-def classify(log_text: str, exit_code: int | None, phase: str = "starting") -> Failure:
+def classify(
+    log_text: str,
+    exit_code: int | None,
+    phase: str = "starting",
+    host: HostFacts | None = None,
+) -> Failure:
     """The failure that this log (of one launch only) and this exit code show.
 
-    `exit_code` is 0..255, -n for signal n, None when the process vanished or still runs.
+    `exit_code` is 0..255, -n for signal n, None when the process vanished or still runs. `host`:
+    what the machine says, when it was asked.
     """
-    lines = [line for line in re.split(r"[\r\n]", log_text) if line.strip() and not is_bar(line)]
+    failure = _by_log(log_text, exit_code, phase)
+    return failure if host is None else weigh(failure, exit_code, host)
+
+
+def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
+    lines = _lines(log_text)
     if not [line for line in lines if not SHELL_WORD.match(line)]:
         return Failure(
             "died-silent",
@@ -61,14 +64,18 @@ def classify(log_text: str, exit_code: int | None, phase: str = "starting") -> F
             False,
         )
     telling = [line for line in lines if not MISLEADING.search(line)]
-    for rule in RULES:
-        if rule.phases and not _between(phase, rule.phases):
-            continue
-        hits = [line for line in telling if rule.pattern.search(line)]
-        if hits:
-            return Failure(
-                rule.cls, _cut(hits[-1 if rule.last else 0]), rule.action, rule.next_variant
-            )
+    end = _after_last_advance(telling)
+    for rules, judged in ((FIRM, None), (PASSING, telling), (LAST, telling)):
+        for rule in rules:
+            if rule.phases and not _between(phase, rule.phases):
+                continue
+            # What a launch went on after is believed only when nothing else is found.
+            where = judged or (end if rule.passing else telling)
+            hits = [line for line in where if rule.pattern.search(line)]
+            if hits:
+                return Failure(
+                    rule.cls, _cut(hits[-1 if rule.last else 0]), rule.action, rule.next_variant
+                )
     if exit_code == -15:
         return Failure(
             "asked-to-stop", "", "somebody stopped the server: run `deploy up` again", False
@@ -97,6 +104,26 @@ def classify(log_text: str, exit_code: int | None, phase: str = "starting") -> F
     )
 
 
+LAST: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.cls == "child-crashed")
+"""A worker that raised has said why before; it may have said it before another rank went on."""
+FIRM: tuple[Rule, ...] = tuple(rule for rule in RULES if rule not in LAST)
+PASSING: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.passing)
+"""Rules whose text a launch may survive."""
+
+
+def _lines(log_text: str) -> list[str]:
+    lines = (plain(line) for line in re.split(r"[\r\n]", log_text))
+    return [line for line in lines if line.strip() and not is_bar(line)]
+
+
+def _after_last_advance(lines: list[str]) -> list[str]:
+    """What stands below the last line that shows the launch going on."""
+    for i in range(len(lines) - 1, -1, -1):
+        if any(mark.search(lines[i]) for _, mark in MARKS):
+            return lines[i + 1 :]
+    return lines
+
+
 def fatal_while_alive(log_text: str) -> bool:
     """Is the launch lost although its process lives on? (A lost port: SGLang does not exit.)"""
     return bool(FATAL_WHILE_ALIVE.search(log_text))
@@ -104,8 +131,9 @@ def fatal_while_alive(log_text: str) -> bool:
 
 def telling_lines(log_text: str, count: int = 12) -> tuple[str, ...]:
     """The last lines that say something: no bars, no headlines that mislead."""
-    lines = [line for line in re.split(r"[\r\n]", log_text) if line.strip() and not is_bar(line)]
-    told = (line for line in lines if not (MISLEADING.search(line) or TRAFFIC.search(line)))
+    told = (
+        line for line in _lines(log_text) if not (MISLEADING.search(line) or TRAFFIC.search(line))
+    )
     return tuple(_cut(line) for line in told)[-count:]
 
 

@@ -27,13 +27,18 @@ PHASES = (
 SHARDS = re.compile(
     r"(?:Loading \w+ checkpoint|Multi-thread loading) shards:\s+\d+% Completed \| (\d+)/(\d+)"
 )
-GRAPHS = re.compile(r"Capturing (?:batches|num tokens)[^|]*\|[^|]*\| (\d+)/(\d+)")
-FIGURES = re.compile(
-    r"^\[[^\]]*\] max_total_num_tokens=(\d+),.*?max_running_requests=(\d+), context_len=(\d+)"
+GRAPHS = re.compile(r"(?:Capturing|Compiling) (?:batches|num tokens)[^|]*\|[^|]*\| (\d+)/(\d+)")
+FIGURES = re.compile(r"^\[[^\]]*\] max_total_num_tokens=\d+,")
+FIGURE = re.compile(r"\b(max_total_num_tokens|max_running_requests|context_len)=(\d+)")
+READY_LINE = re.compile(r"^\[[^\]]*\] The server is fired up and ready to roll!\s*$")
+"""The whole line: a client's text that says the same is logged within another."""
+MEMORY = re.compile(
+    r"^\[[^\]\[]*?(?P<rank> [A-Z]{2}\d[^\]]*)?\] Load weight "
+    r"(?:begin\. avail mem=(?P<before>[\d.]+)|end\. .*mem usage=(?P<usage>[\d.]+)) GB"
 )
 MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("ready", re.compile(r"The server is fired up and ready to roll!")),
-    ("warmup", re.compile(r"Uvicorn running on ")),
+    ("ready", READY_LINE),
+    ("warmup", re.compile(r"^(?:\[[^\]]*\] )?INFO: +Uvicorn running on ")),
     ("server", re.compile(r"Started server process \[\d+\]|^\[[^\]]*\] max_total_num_tokens=\d+,")),
     ("graphs", re.compile(r"Capture (?:target |draft )?[\w ]*cuda graph begin", re.IGNORECASE)),
     ("mamba", re.compile(r"Mamba Cache is allocated\.")),
@@ -43,8 +48,11 @@ MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("tokenizer", re.compile(r"^\[[^\]]*\] (?:Tokenizer|Loading tokenizer|Using default Hugg)")),
     ("args", re.compile(r"server_args=ServerArgs\(")),
 )
-TAIL_LINES = 400
+TAIL_LINES = 5000
+"""Eight ranks that die write some 800 lines; the cause is in the first of them."""
 MAX_PARTIAL = 1 << 20
+MAX_LINE = 16 * 1024
+COLOUR = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 
 
 @dataclass
@@ -56,6 +64,12 @@ class LaunchLog:
     graphs: tuple[int, int] | None = None
     figures: dict[str, float] = field(default_factory=dict)
     """max_total_num_tokens, max_running_requests, context_len: the effective numbers."""
+    stage: tuple[str, int] = ("starting", 0)
+    """What is done now, and how often that has changed: a draft model goes through phases again."""
+    free_before: dict[str, float] = field(default_factory=dict)
+    """GiB free before the target's weights, by rank."""
+    weight_use: dict[str, float] = field(default_factory=dict)
+    """GiB that the target's weights took, by rank."""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
     seen_bytes: int = 0
     _decoder: codecs.IncrementalDecoder = field(
@@ -65,13 +79,13 @@ class LaunchLog:
 
     def feed(self, data: bytes) -> bool:
         """Reads the next bytes; True when phase or progress changed."""
-        before = (self.phase, self.shards, self.graphs)
+        before = (self.phase, self.shards, self.graphs, self.stage)
         self.seen_bytes += len(data)
         pieces = re.split(r"[\r\n]", self._partial + self._decoder.decode(data))
         self._partial = pieces.pop()[-MAX_PARTIAL:]
         for line in pieces:
-            self._line(line.rstrip())
-        return before != (self.phase, self.shards, self.graphs)
+            self._line(plain(line).rstrip()[:MAX_LINE])
+        return before != (self.phase, self.shards, self.graphs, self.stage)
 
     def text(self) -> str:
         """The last lines, the unfinished one included."""
@@ -96,23 +110,44 @@ class LaunchLog:
         self.lines.append(line)
         if shards := SHARDS.search(line):
             self._advance("weights")
+            self._enter("weights")
             self.shards = (int(shards[1]), int(shards[2]))
             return
         if graphs := GRAPHS.search(line):
             self._advance("graphs")
+            self._enter("graphs")
             self.graphs = (int(graphs[1]), int(graphs[2]))
             return
-        if figures := FIGURES.match(line):
-            names = ("max_total_num_tokens", "max_running_requests", "context_len")
-            self.figures = {name: float(figures[i + 1]) for i, name in enumerate(names)}
+        if FIGURES.match(line):
+            self.figures = {name: float(value) for name, value in FIGURE.findall(line)}
+        if memory := MEMORY.match(line):
+            self._memory(memory)
         for phase, mark in MARKS:
             if mark.search(line):
                 self._advance(phase)
+                self._enter(phase)
                 return
+
+    def _memory(self, seen: re.Match[str]) -> None:
+        """The first of each rank: what comes later is the draft model's."""
+        rank = (seen["rank"] or "").strip()
+        if seen["before"] is not None:
+            self.free_before.setdefault(rank, float(seen["before"]))
+        else:
+            self.weight_use.setdefault(rank, float(seen["usage"]))
+
+    def _enter(self, phase: str) -> None:
+        if self.stage[0] != phase:
+            self.stage = (phase, self.stage[1] + 1)
 
     def _advance(self, phase: str) -> None:
         if PHASES.index(phase) > PHASES.index(self.phase):
             self.phase = phase
+
+
+def plain(line: str) -> str:
+    """The line without colours and without what rotation or a crash leaves in a file."""
+    return COLOUR.sub("", line).replace("\x00", "")
 
 
 WORDS = {

@@ -65,18 +65,38 @@ class Outlook:
 
 def outlook(want: Deployment, facts: Facts, manifest: Manifest | None, variant: str) -> Outlook:
     """The plan of `variant`; an Outlook without a fit says why there is none."""
+    found = machine_of(want, facts, manifest, variant)
+    if isinstance(found, str):
+        return Outlook(None, found)
+    machine, assumed = found
+    try:
+        args = want.serve_args(variant)
+        fit = evaluate(machine, args)
+        unmodelled = ServeFlags.from_args(args).unmodelled
+    except ValueError as error:
+        return Outlook(None, str(error))
+    more = [f"--{flag} is not covered by the arithmetic" for flag in unmodelled]
+    return Outlook(fit, "", (*assumed, *more))
+
+
+def machine_of(
+    want: Deployment, facts: Facts, manifest: Manifest | None, variant: str
+) -> tuple[Machine, tuple[str, ...]] | str:
+    """What `variant` will find: model, engine, free memory and weights; or why that is not known.
+
+    With it what had to be assumed, in words.
+    """
     fact = facts.get(ServerFact)
     if fact is None or not fact.config:
-        return Outlook(None, "the target has no config.json yet")
+        return "the target has no config.json yet"
     try:
         shape = parse_config(fact.config)
-        args = want.serve_args(variant)
-        flags = ServeFlags.from_args(args)
+        flags = ServeFlags.from_args(want.serve_args(variant))
     except (ConfigNotUnderstood, ValueError) as error:
-        return Outlook(None, str(error))
+        return str(error)
     memory = _memory(want, facts.get(HostSmi))
     if memory is None:
-        return Outlook(None, "nvidia-smi of the host does not tell the memory of the GPUs")
+        return "nvidia-smi of the host does not tell the memory of the GPUs"
     total_mib, used_mib = memory
     # A server that is still there gives its memory back before this one starts.
     busy = fact.listening or (fact.job is not None and fact.job.alive)
@@ -85,13 +105,7 @@ def outlook(want: Deployment, facts: Facts, manifest: Manifest | None, variant: 
     unread = engine_of(version)[1]
     load, more = load_of(shape, flags, None, None, _checkpoint_bytes(manifest))
     machine = Machine(shape, version, gpu, load, want.playbook.serve.env)
-    try:
-        fit = evaluate(machine, args)
-    except ValueError as error:
-        return Outlook(None, str(error))
-    assumed += [*more, *([unread] if unread else [])]
-    assumed += [f"--{flag} is not covered by the arithmetic" for flag in flags.unmodelled]
-    return Outlook(fit, "", tuple(assumed))
+    return machine, (*assumed, *more, *([unread] if unread else []))
 
 
 def difference(planned: Mapping[str, float], seen: Mapping[str, float]) -> str:
