@@ -65,7 +65,7 @@ class CleanPartials(Step):
             for name, used, why in useless
         ]
         total = size_text(sum(used for _, used, _ in useless))
-        return Plan.change(f"{len(useless)} useless partial files, {total}", *changes)
+        return Plan.change(f"useless partial files: {len(useless)}, {total}", *changes)
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Removes exactly what was shown, as far as it is useless still. Raises StepFailed."""

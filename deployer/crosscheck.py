@@ -17,6 +17,10 @@ from deployer.names import did_you_mean, listed
 from deployer.playbook import FIELD_OF_FLAG, SECRET_FLAGS, Download, Playbook
 from deployer.yamltree import At
 
+SYSTEM_FOLDERS = frozenset(
+    ("bin", "boot", "dev", "etc", "lib", "lib32", "lib64", "proc", "run", "sbin", "sys", "usr")
+)
+"""First part of paths that belong to the operating system."""
 _PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 
@@ -104,11 +108,24 @@ def check_playbook(document: Document, playbook: Playbook) -> None:
             f"driver.install is {playbook.driver.install}, but there is no driver.package",
             fix="add `package:` with `url:` or `file:` and `sha256:`, or write `install: never`",
         )
+    _check_folder(document, ("model", "path"), playbook.model.path)
+    _check_folder(document, ("engine", "venv"), playbook.engine.venv)
     _check_urls(document, playbook)
     _check_download(document, playbook.download)
     _check_flags(document, ("serve", "args"), playbook.serve.args)
     for index, variant in enumerate(playbook.variants):
         _check_flags(document, ("variants", index, "args"), variant.args)
+
+
+def _check_folder(document: Document, at: At, path: str) -> None:
+    """A folder that is filled and cleaned must be one of its own, never the system's."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or len(parts) < 2 or parts[0] in SYSTEM_FOLDERS:
+        raise document.error(
+            at,
+            f"{document.name(at)}: expected a folder of its own, found {path}",
+            fix="name one below a data folder, for example /srv/models/NAME or /opt/NAME/venv",
+        )
 
 
 def _check_urls(document: Document, playbook: Playbook) -> None:

@@ -291,6 +291,11 @@ def test_no_playbook_folder(tree: Path) -> None:
             "expected it as model.served_name",
         ),
         ("name: slow", "name: slow\n    args: {api-key: x}", "expected it as serve.api_key_env"),
+        *(
+            ("path: /srv/tiny", f"path: {path}", "model.path: expected a folder of its own")
+            for path in ("/", "//", "/srv", "/etc/models", "/usr/lib/x", "/srv/../etc/x", "/proc/1")
+        ),
+        ("venv: /opt/v", "venv: /opt", "engine.venv: expected a folder of its own"),
         (
             "variants:",
             "download: {endpoint: 'https://me:pass@hub.example'}\nvariants:",

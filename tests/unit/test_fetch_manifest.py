@@ -75,6 +75,8 @@ def test_names_that_get_in_each_others_way_are_refused() -> None:
         ({"repo": ""}, "repo"),
         ({"commit": None}, "commit"),
         ({"path": "models"}, "not absolute"),
+        ({"path": "/"}, "root of the file system"),
+        ({"path": "//./"}, "root of the file system"),
         ({"files": {}}, "files: not a list"),
         ({"files": ["m"]}, "must be an object"),
         ({"endpoint": "ftp://h"}, "endpoint"),

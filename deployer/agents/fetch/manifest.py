@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import urllib.parse
 from dataclasses import dataclass
@@ -149,6 +150,8 @@ class Job:
         root = _text(given, "path")
         if not root.startswith("/"):
             raise ValueError(f"path {root!r} is not absolute")
+        if os.path.normpath(root).strip("/") == "":
+            raise ValueError("path is the root of the file system, not a model's folder")
         rows = given.get("files")
         if not isinstance(rows, list):
             raise ValueError("files: not a list")
