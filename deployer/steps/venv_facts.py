@@ -14,10 +14,11 @@ from deployer.shell import assignments
 
 OWN_UV = "/opt/deployer/uv/bin/uv"
 
+# Reversed: of two on the path, the first is imported.
 _VERSIONS = (
     "import importlib.metadata as m, json, sys; "
     "print(json.dumps({'python': '%d.%d' % sys.version_info[:2], "
-    "'versions': {d.metadata['Name']: d.version for d in m.distributions()}}))"
+    "'versions': {d.metadata['Name']: d.version for d in reversed(list(m.distributions()))}}))"
 )
 
 _LOOK = r"""

@@ -24,7 +24,14 @@ from deployer.state import DeploymentState
 from deployer.steps.base import Step
 from deployer.steps.venv import VenvStep, same_version, usable_uv
 from deployer.steps.venv_build import build_path, has_hashes, lock_hash, lock_pins, sm
-from deployer.steps.venv_facts import ComputeFact, Uv, VenvFact, parse_compute, parse_venv
+from deployer.steps.venv_facts import (
+    _VERSIONS,
+    ComputeFact,
+    Uv,
+    VenvFact,
+    parse_compute,
+    parse_venv,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures" / "venv"
@@ -219,6 +226,18 @@ def test_the_probe_answer_of_a_proven_environment() -> None:
     assert fact.versions["typing-extensions"] == "4.15.0"
     assert fact.uvs == (Uv("/opt/deployer/uv/bin/uv", (0, 13, 9)),)
     assert fact.python3 == "3.11.2" and fact.ensurepip and fact.apt
+
+
+def test_of_two_installed_the_one_that_is_imported_counts(tmp_path: Path) -> None:
+    for place, version in (("first", "5.6.0"), ("second", "5.17.0")):
+        info = tmp_path / place / f"transformers-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: transformers\nVersion: {version}\n")
+    paths = [str(tmp_path / "first"), str(tmp_path / "second")]
+    look = f"import sys; sys.path[:0] = {paths!r}; {_VERSIONS}"
+    said = subprocess.run([sys.executable, "-c", look], capture_output=True, check=True)
+    answer = parse_venv(ProbeOutput(0, b"kind=link\ninside=" + said.stdout, b""))
+    assert answer.versions["transformers"] == "5.6.0"
 
 
 def test_the_probe_answer_of_a_broken_one_and_of_none() -> None:
