@@ -32,6 +32,8 @@ from deployer.steps.stop_gpu import GpuMemory, read_gpu_memory
 ASKED_FOR = "asked for"
 RELEASE_S = 60.0
 """How long the port and the GPU memory may take to come back after the last process ended."""
+SETTLED_S = 5.0
+"""So long the same other processes must be seen to hold all that is used, to wait no more."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,8 @@ class StopStep(Step):
         """Waits until the host sees it given back; what is known of it, in words."""
         want, ends = context.want, self.now() + RELEASE_S
         floor = want.playbook.stop.gpu_floor_mib
+        seen: tuple[str, ...] = ()
+        since = self.now()
         while True:
             memory = read_gpu_memory(context.on(Where.HOST), want.gpus)
             if not memory.known:
@@ -212,6 +216,10 @@ class StopStep(Step):
             over = memory.over(floor)
             if not over:
                 return "GPU memory back"
+            if memory.holders != seen:
+                seen, since = memory.holders, self.now()
+            if memory.explained(floor) and self.now() - since >= SETTLED_S:
+                break
             if self.now() >= ends:
                 break
             context.progress("waiting for GPU memory", 0, 0, "", memory.told(over))

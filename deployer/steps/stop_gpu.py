@@ -25,11 +25,17 @@ class GpuMemory:
     known: bool
     used: Mapping[str, int] = field(default_factory=dict)
     holders: tuple[str, ...] = ()
+    held: Mapping[str, int] = field(default_factory=dict)
+    """MiB by PCI address that the holders account for."""
     problem: str = ""
 
     def over(self, floor: int) -> tuple[str, ...]:
         """Addresses of GPUs that use more than `floor` MiB."""
         return tuple(address for address, mib in self.used.items() if mib > floor)
+
+    def explained(self, floor: int) -> bool:
+        """Without what the holders use, would every GPU be at its floor?"""
+        return all(self.used[one] - self.held.get(one, 0) <= floor for one in self.over(floor))
 
     def told(self, addresses: Sequence[str]) -> str:
         """`0000:21:00.0 45000 MiB, ...`."""
@@ -61,11 +67,14 @@ def parse_gpu_memory(answer: Answer, addresses: Sequence[str]) -> GpuMemory:
     if unseen := [address for address in addresses if address not in used]:
         return GpuMemory(False, problem=f"nvidia-smi tells nothing of {', '.join(unseen)}")
     holders = []
+    held: dict[str, int] = {}
     for line in apps.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) >= 4 and pci_address(parts[0]) in addresses:
             holders.append(f"pid {parts[1]} ({parts[2]}) {parts[3]} MiB on {parts[0]}")
-    return GpuMemory(True, used, tuple(holders))
+            mib = int(parts[3]) if parts[3].isdigit() else 0
+            held[pci_address(parts[0])] = held.get(pci_address(parts[0]), 0) + mib
+    return GpuMemory(True, used, tuple(holders), held)
 
 
 def pci_address(bus_id: str) -> str:

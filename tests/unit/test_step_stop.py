@@ -211,7 +211,21 @@ def test_gpu_memory_that_stays(holder: bytes) -> None:
     else:
         with pytest.raises(StepFailed, match="did not come back"):
             step.apply(made, seen, plan)
+    # All of it is the stranger's, and stays so: nothing more will come back.
+    assert 1005 <= clock.time < 1020 if holder else clock.time >= 1060
+
+
+def test_memory_that_the_holders_do_not_account_for_is_waited_for() -> None:
+    clock = Clock()
+    used = b"0000:21:00.0, 45000\n0000:41:00.0, 4\n--\n00000000:21:00.0, 99, python, 20000\n"
+    host = FakeTransport(lambda script: Answer(0, used, b""))
+    guest = FakeTransport(lambda script: Answer(0, f"now_boot={BOOT}\n".encode(), b""))
+    made, events = context(WANT, state(), FakeJobs(), host=host, guest=guest)
+    step = StopStep(clock.now, clock.sleep)
+    seen = facts(fact(job=server_job(WANT, mark="old")))
+    step.apply(made, seen, step.plan(WANT, seen, state()))
     assert clock.time >= 1060
+    assert any("left alone" in getattr(event, "text", "") for event in events)
 
 
 def test_gpu_memory_texts() -> None:
