@@ -366,12 +366,14 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "child-killed",
-        r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9",
+        r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9"
+        r"|scheduler died during initialization \(exit code: -9\)",
         "a worker was killed from outside (out of host memory?): read `dmesg` on the host",
     ),
     _rule(
         "child-crashed",
-        r"Subprocess \S+ \(pid=\d+\) crashed with exit code",
+        r"Subprocess \S+ \(pid=\d+\) crashed with exit code"
+        r"|scheduler died during initialization \(exit code:",
         "a worker process crashed; the next variant may do without what crashed",
         next_variant=True,
     ),

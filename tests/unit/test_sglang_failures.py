@@ -16,6 +16,7 @@ CLASSES = {
     "shard-truncated": (-9, "weights-corrupt", "incomplete metadata", False),
     "graph-capture-oom-inside": (-9, "graph-capture-out-of-memory", "Capture cuda graph", True),
     "scheduler-sigkill": (-9, "child-killed", "crashed with exit code -9", False),
+    "scheduler-sigkill-in-capture": (1, "child-killed", "died during initialization", False),
     "spec-default-strategy": (1, "speculation-needs-extra-buffer", "no_buffer", False),
     "sgl-kernel-wrong-cuda-lib": (1, "library-missing", "libnvrtc.so.12", False),
     "no-nvcc": (-9, "compiler-missing", "nvcc: not found", False),
