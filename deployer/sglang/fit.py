@@ -18,9 +18,9 @@ from deployer.sglang.weights import OtherCheckpoint, estimate, measured
 
 DRIVER_SHARE = 0.008
 """Share of `memory.total` that no process gets; NVIDIA H200, driver 580, real run."""
-CONTEXT_GIB = 0.75
+CONTEXT_GIB = 0.15
 CONTEXT_TP_GIB = 0.97
-"""CUDA context, and NCCL with tp > 1, before the weights; the second from a real run at TP2."""
+"""torch.distributed, and NCCL with tp > 1, before the weights; both from real runs on an H200."""
 MAX_RUNNING_TRIED = 4096
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from deployer.sglang.fit import gpu_of
 from deployer.sglang.memory import GIB, Pools, largest, size
 from deployer.sglang.modelconfig import shape_of
 from deployer.sglang.modelshape import ModelShape
@@ -276,3 +277,9 @@ def test_flags_by_their_aliases() -> None:
 def test_largest() -> None:
     assert largest(1, 100, lambda n: n <= 37) == 37
     assert largest(1, 100, lambda n: False) == 0
+
+
+def test_free_memory_of_an_empty_h200_as_real_servers_saw_it() -> None:
+    """`Load weight begin. avail mem` of four runs at tp 1 and one at tp 2."""
+    assert abs(gpu_of(143771, None, 1)[0].free - 139.13) < 0.01
+    assert abs(gpu_of(143771, None, 2)[0].free - 138.31) < 0.01
