@@ -43,6 +43,11 @@ def ladder(job, token, environ):
     ]
 
 supervisor.methods.ladder = ladder
+if os.path.exists("settle.txt"):
+    code = open("settle.txt").read()
+    supervisor.methods.settle = lambda environ: Method(
+        "settle", [sys.executable, "-S", "-c", code], environ
+    )
 try:
     sys.exit(supervisor.supervise(Job.load(os.path.abspath("manifest.json")), ""))
 except Fatal as error:
@@ -90,6 +95,10 @@ class World:
         """One more rung."""
         row = {"name": name, "code": PRELUDE + code, "obstacle": obstacle, "passing": passing}
         self.ladder.append(row)
+
+    def settle(self, code: str) -> None:
+        """Runs instead of the worker that hashes."""
+        (self.folder / "settle.txt").write_text(PRELUDE + code)
 
     def start(self) -> subprocess.Popen[str]:
         """The supervisor, its log on a pipe."""

@@ -225,6 +225,31 @@ if there < 7:
     assert text.count("was killed by signal 9") == 7
 
 
+@pytest.mark.parametrize(("deaths", "code"), [(4, 0), (5, 14)])
+def test_a_killed_check_of_what_is_there_is_done_again(
+    world: World, deaths: int, code: int
+) -> None:
+    dying = f"""
+with open("deaths", "a+") as stream:
+    stream.write("x")
+    stream.seek(0)
+    if len(stream.read()) <= {deaths}:
+        stream.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+os.execv(sys.executable, [sys.executable, "-I", "-S", "fetch.pyz", "settle"])
+"""
+    world.settle(dying)
+    world.method("range", WORK)
+    exit_code, text = world.run()
+    assert exit_code == code, text
+    killed = "checking what is there: its worker was killed by signal 9"
+    assert text.count(f"warning: {killed}") == deaths
+    if code:
+        assert text.splitlines()[-1] == f"error: {killed}, 5 times in a row"
+    else:
+        assert world.complete()
+
+
 def test_figures_add_up_over_methods(world: World) -> None:
     world.method("range", "say(bytes=0, received=700, moved=900, retries=1); time.sleep(60)")
     world.method("peer", "say(bytes=0, received=12, moved=12, retries=1); put_all()")

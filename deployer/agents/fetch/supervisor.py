@@ -48,7 +48,7 @@ EVERY_S = 1.0
 NO_CURE = frozenset({BAD_MANIFEST, MISMATCH, DENIED, NOT_FOUND, DISK_FULL, MALFORMED, DISK_ERROR})
 """Codes of a worker that end the job: no other method can help."""
 MOST_DEATHS = 5
-"""So often in a row a worker may be killed by others without having brought a byte."""
+"""So often in a row a worker that brings no byte may be killed by others."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -267,18 +267,25 @@ class Supervisor:
         self.settle()
 
     def settle(self) -> None:
-        """Hashes what is complete, in a worker without network. Raises Fatal."""
-        self.stock.look()
-        if not self.stock.complete_unverified():
-            return
-        method = methods.settle(self.environ)
-        verdict, child = self.work(method)
-        if verdict is not None:
-            raise Fatal(DISK_ERROR, f"checking what is there {verdict.text(self.figures.place())}")
-        if child.status:
-            text = str(child.error.get("error") or f"its worker {how_ended(child.status)}")
-            code = child.status if child.status > 0 else GAVE_UP
-            raise Fatal(code, f"checking what is there: {text}")
+        """Hashes what is complete, in a worker without network; one that is killed is followed by
+        another. Raises Fatal.
+        """
+        for _ in range(MOST_DEATHS):
+            self.stock.look()
+            if not self.stock.complete_unverified():
+                return
+            verdict, child = self.work(methods.settle(self.environ))
+            if verdict is not None:
+                why = verdict.text(self.figures.place())
+                raise Fatal(DISK_ERROR, f"checking what is there {why}")
+            code = child.status or 0
+            if code == 0:
+                return
+            text = str(child.error.get("error") or f"its worker {how_ended(code)}")
+            if code > 0:
+                raise Fatal(code, f"checking what is there: {text}")
+            warn(f"checking what is there: {text}")
+        raise Fatal(GAVE_UP, f"checking what is there: {text}, {MOST_DEATHS} times in a row")
 
     # ---- signals and the progress file
 
