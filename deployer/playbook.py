@@ -146,6 +146,26 @@ class Engine(Strict):
     build_timeout_s: Seconds = 3600.0
 
 
+class Phases(Strict):
+    """The longest that each phase of a start may take, in seconds; `ready_timeout_s` is for all.
+
+    A draft model that is loaded after the first one has the phases once more.
+    """
+
+    start_s: Seconds = 300.0
+    """Imports, arguments, tokenizer."""
+    distributed_s: Seconds = 300.0
+    """The GPUs find each other (NCCL)."""
+    weights_s: Seconds = 1500.0
+    """All shards: 150 GB from a disk of 100 MB/s."""
+    pools_s: Seconds = 300.0
+    """State slots and KV cache are allocated."""
+    graphs_s: Seconds = 1200.0
+    """CUDA graphs; at the first start kernels are compiled too."""
+    warmup_s: Seconds = 900.0
+    """From the server's process to its first own answer; again with kernels to compile."""
+
+
 class Serve(Strict):
     """Arguments of the server. `args` keys are flag names without dashes in front."""
 
@@ -160,6 +180,13 @@ class Serve(Strict):
     ready_timeout_s: Seconds = 1800.0
     silence_timeout_s: Seconds = 600.0
     """No new log byte for so long while starting is a failure."""
+    phases: Phases = Field(default_factory=Phases)
+    memory_step: Literal["allowed", "never"] = "allowed"
+    """A launch that fails for memory by a little may be tried once more with one argument changed
+    by this tool (mem-fraction-static by 0.02 or 0.04, or fewer requests), where SGLang's own
+    arithmetic says that it will start, before the next variant; one step up and one down a run.
+    The old server is stopped by then: a server a little smaller serves, none does not. It is named
+    after the change, as `mtp~mem-0.02`, and called degraded."""
     log_max_bytes: Annotated[int, Field(ge=4096)] = 64 * 1024 * 1024
     keep_launches: Annotated[int, Field(ge=1)] = 5
 
@@ -176,6 +203,9 @@ class Variant(Strict):
 class Stop(Strict):
     """How the old server is stopped."""
 
+    drain_s: Annotated[float, Field(ge=0, le=86400)] = 0.0
+    """Before TERM: wait so long until no request runs or waits. New ones still come in, so take
+    the server out of its router first. 0: TERM at once; SGLang ends what it has within grace_s."""
     grace_s: Seconds = 60.0
     kill_s: Seconds = 15.0
     old_server: Literal["stop-ours", "adopt"] = "stop-ours"
@@ -189,12 +219,35 @@ class Gates(Strict):
     """What a launch must pass before it counts as serving."""
 
     request_timeout_s: Seconds = 120.0
-    min_tokens: Annotated[int, Field(ge=1)] = 64
-    max_tokens: Annotated[int, Field(ge=1)] = 512
+    min_tokens: Annotated[int, Field(ge=1)] = 300
+    """A long answer must have so many, or its degeneration would not show."""
+    max_tokens: Annotated[int, Field(ge=1)] = 768
+    think_tokens: Annotated[int, Field(ge=1)] = 4096
+    """A question whose answer is cut while the model still thinks is asked again with so many."""
+    thinking: Literal["auto", "default"] = "auto"
+    """`auto`: texts also with thinking the other way (enable_thinking); `default`: never."""
+    long_prompt_tokens: Annotated[int, Field(ge=0)] = 6500
+    """Length of the long prompt, by the server's own count; 0: no such gate."""
+    context_edge: bool = True
+    """One request that fills the context to its end."""
     burst: Annotated[int, Field(ge=1)] = 25
     parallel: Annotated[int, Field(ge=1)] = 8
-    alive_after_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    alive_after_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    memory_growth_mib: Annotated[int, Field(ge=0)] = 2048
+    """Of one GPU, from before the load to `alive_after_s` after it."""
     max_accept_rate: Annotated[float, Field(gt=0, le=1)] = 0.98
+    """Above it speculation is suspect; with repetition it is a failure."""
+    min_accept_rate: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Below it speculation only costs: a warning."""
+    max_slowdown: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share by which a figure may be worse than the last known-good launch's: a warning."""
+    slow_is_failure: bool = False
+    ab_on_failure: bool = True
+    """`up`: after a bad answer with speculation on, the same prompts without it; this needs another
+    launch, in place of the bad one."""
+    on_failure: Literal["restore", "stop", "leave"] = "restore"
+    """`up`: what becomes of a launch that failed. `restore`: the known-good one that it replaced is
+    started again; without one it keeps running, marked as failed. `stop`: it is ended besides."""
 
 
 class Playbook(Strict):

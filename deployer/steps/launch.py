@@ -19,20 +19,26 @@ from deployer.sglang.argv import API_KEY_ENV, command, server_argv
 from deployer.sglang.compat import Problem
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
+from deployer.steps.known_good import LEFT_OUT
+from deployer.steps.launch_evidence import OOM_FILE, baseline
 from deployer.steps.launch_fit import difference, outlook
+from deployer.steps.launch_ladder import Fall, first_rung
+from deployer.steps.launch_told import as_step_failed, redacted
 from deployer.steps.launch_wait import LaunchFailed, LaunchWait
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.server_wanted import (
     FINGERPRINT_FILE,
     LAUNCH_FILE,
     LaunchNote,
-    fingerprint,
+    Rung,
+    degraded,
     is_wanted,
-    ladder,
     server_job_name,
     server_script,
 )
 
+GATES_FAILED = "gates-failed"
+"""The reason of a rung that served, but not well."""
 KEPT_LAUNCHES = 50
 """Launches that the state file remembers."""
 
@@ -59,11 +65,13 @@ class LaunchStep(Step):
         fact = facts.get(ServerFact)
         if fact is None or not fact.asked:
             return Plan.unknown("container", "unknown until the guest can be asked")
+        rung, why = first_rung(want, state)
+        chosen = rung.deployment(want)
         try:
-            argv = server_argv(want)
+            argv = server_argv(chosen)
         except ValueError as error:
             return Plan.blocked(str(error), "remove it from serve.args", exit_code=2)
-        problems = problems_of(want, fact, want.variant_name)
+        problems = problems_of(chosen, fact, rung.variant)
         job = fact.job
         wanted = (
             job is not None
@@ -90,78 +98,108 @@ class LaunchStep(Step):
             return Plan.unknown("stop", "unknown until stop has ended the other launch")
         if fact.listening:
             return Plan.unknown("stop", f"unknown until port {want.port} is free")
-        view = outlook(want, facts, state.manifest, want.variant_name)
+        view = outlook(chosen, facts, state.manifest, rung.variant)
+        words = f"{why}; {view.words}" if why else view.words
         return Plan.change(
-            f"no server runs; {view.words}",
-            _start(want, [*command(want, argv)], want.variant_name, view.words),
+            f"no server runs; {words}",
+            _start(want, [*command(want, argv)], rung.variant, words),
         )
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Starts or joins a launch and follows it; falls down the ladder where that may help."""
         fact = facts.need(ServerFact)
         key = api_key(context)
-        failed: list[str] = []
-        last: tuple[Launch, LaunchFailed] | None = None
+        fall = Fall.begin(context.want, context.state)
+        if fall.why:
+            context.note(fall.why, "warning")
         attach = self._joinable(context, fact)
-        for variant in ladder(context.want):
-            if attach is not None and variant != attach[1]:
-                continue
+        if attach is not None:
+            fall.join(attach[1])
+        last: tuple[Launch, LaunchFailed] | None = None
+        while (rung := fall.next()) is not None:
+            want = rung.deployment(context.want)
             if attach is not None:
-                job, launch = attach[0], _recorded(context, attach[0], attach[1])
-                failed = list(attach[2])
+                job, launch = attach[0], _recorded(context, *attach)
                 attach = None
                 context.job_started(job.name, job.pid, True)
             else:
-                problems = problems_of(context.want, fact, variant)
+                problems = problems_of(want, fact, rung.variant)
                 if problems:
-                    context.note(f"variant {variant} is left out: {problems[0].reason}", "warning")
-                    failed.append(variant)
+                    context.note(
+                        f"variant {rung.variant} is left out: {problems[0].reason}", "warning"
+                    )
+                    fall.failed(rung, LEFT_OUT)
                     continue
-                job, launch = self._start(context, variant, tuple(failed), key)
-                view = outlook(context.want, facts, context.state.manifest, variant)
+                job, launch = self._start_rung(context, rung, fall.note(rung), key)
+                view = outlook(want, facts, context.state.manifest, rung.variant)
                 launch.figures.update(view.figures)
-                context.note(f"variant {variant}: {view.words}")
+                context.note(f"variant {rung.variant}: {view.words}")
             try:
                 self._follow(context, job, launch, key)
+                if less := degraded(launch.variant, launch.instead_of):
+                    context.note(less, "warning")
                 return
             except LaunchFailed as error:
-                failed.append(variant)
                 self._give_up(context, job, launch, error)
+                fall.failed(rung, error.failure.cls)
                 last = launch, error
                 if not error.failure.next_variant_allowed:
                     break
-                if variant != ladder(context.want)[-1]:
-                    context.note(
-                        f"variant {variant} failed ({error.failure.cls}: "
-                        f"{_redacted(error.failure.cause_line, key)}); trying the next one",
-                        "warning",
-                    )
+                self._fall(context, facts, fall, rung, error, key)
         if last is None:
+            left_out = ", ".join(fall.reasons) or "all"
             raise StepFailed(
-                f"no variant is left to launch; left out: {', '.join(failed) or 'all'}",
+                f"no variant is left to launch; left out: {left_out}",
                 where=f"{context.want.id} launch",
                 fix="change the variants of the playbook as the notes above say",
             )
         known = self._restore(context, key)
-        raise _as_step_failed(context.want, *last, known, key) from last[1]
+        raise as_step_failed(context.want, *last, known, key) from last[1]
+
+    def _fall(
+        self,
+        context: StepContext,
+        facts: Facts,
+        fall: Fall,
+        rung: Rung,
+        error: LaunchFailed,
+        key: str,
+    ) -> None:
+        """Adds the derived step where one helps, and says what is tried next."""
+        told = f"variant {rung.variant} failed ({error.failure.cls}: "
+        told += f"{redacted(error.failure.cause_line, key)})"
+        found = fall.derive(facts, context.state.manifest, rung, error)
+        if found is not None:
+            context.note(f"{told}; trying it once more with {found.words}", "warning")
+        elif fall.left:
+            context.note(f"{told}; trying the next one", "warning")
 
     def _joinable(
         self, context: StepContext, fact: ServerFact
-    ) -> tuple[JobIdentity, str, tuple[str, ...]] | None:
+    ) -> tuple[JobIdentity, LaunchNote] | None:
         job = fact.job
         if job is None or not job.alive:
             return None
         if not is_wanted(context.want, context.state.manifest, job.fingerprint, job.launch):
             return None
-        return job.identity, job.launch.variant, job.launch.fell_from
+        return job.identity, job.launch
 
     def _start(
         self, context: StepContext, variant: str, failed: tuple[str, ...], key: str
     ) -> tuple[JobIdentity, Launch]:
-        want = context.want
-        argv = command(want, server_argv(want, variant))
-        mark = fingerprint(want, context.state.manifest, variant)
-        return self._start_command(context, argv, mark, LaunchNote(variant, failed), key)
+        """A variant in place of those that failed their gates."""
+        rung, manifest = Rung(variant), context.state.manifest
+        marks = tuple(Rung(name).fingerprint(context.want, manifest) for name in failed)
+        note = LaunchNote(variant, failed, tuple(GATES_FAILED for _ in failed), marks)
+        return self._start_rung(context, rung, note, key)
+
+    def _start_rung(
+        self, context: StepContext, rung: Rung, note: LaunchNote, key: str
+    ) -> tuple[JobIdentity, Launch]:
+        want = rung.deployment(context.want)
+        argv = command(want, server_argv(want))
+        mark = rung.fingerprint(context.want, context.state.manifest)
+        return self._start_command(context, argv, mark, note, key)
 
     def _start_command(
         self, context: StepContext, argv: list[str], mark: str, note: LaunchNote, key: str
@@ -174,6 +212,8 @@ class LaunchStep(Step):
             started=time.time(),
             fingerprint=mark,
             argv=argv,
+            changes=dict(note.changes),
+            instead_of=note.instead_of,
         )
         for earlier in context.state.launches:
             # One of ours at a time: what is not known to have ended has died meanwhile.
@@ -192,6 +232,7 @@ class LaunchStep(Step):
                 files={
                     FINGERPRINT_FILE: f"{mark}\n".encode(),
                     LAUNCH_FILE: note.line().encode(),
+                    OOM_FILE: baseline(context),
                 },
                 secrets={API_KEY_ENV: key} if key else None,
                 log_max_bytes=want.playbook.serve.log_max_bytes,
@@ -252,7 +293,12 @@ class LaunchStep(Step):
             return ""
         if good.fingerprint == state.launches[-1].fingerprint:
             return ""
-        note = LaunchNote(good.variant)
+        note = LaunchNote(
+            good.variant,
+            tuple(good.instead_of),
+            tuple(good.instead_of.values()),
+            changes=tuple(good.changes.items()),
+        )
         either = f"the last known-good launch {good.id} did not start again either"
         try:
             job, launch = self._start_command(context, good.argv, good.fingerprint, note, key)
@@ -263,7 +309,7 @@ class LaunchStep(Step):
                 return either
         except StepFailed as error:
             # The first failure is the one to tell; this one is told with it.
-            return f"{either} ({_redacted(error.what, key)})"
+            return f"{either} ({redacted(error.what, key)})"
         text = (
             f"the last known-good arguments (launch {good.id}) run again as launch {launch.id}; "
             "its gates were not run again"
@@ -315,17 +361,20 @@ def _refused(problems: list[Problem]) -> Plan:
     )
 
 
-def _recorded(context: StepContext, job: JobIdentity, variant: str) -> Launch:
+def _recorded(context: StepContext, job: JobIdentity, note: LaunchNote) -> Launch:
     """The state's record of a launch that was found running; made when the state file lacks it."""
     for launch in context.state.launches:
         if launch.id == job.id:
             return launch
+    want = note.rung.deployment(context.want)
     launch = Launch(
         id=job.id,
-        variant=variant,
+        variant=note.variant,
         started=time.time(),
-        fingerprint=fingerprint(context.want, context.state.manifest, variant),
-        argv=command(context.want, server_argv(context.want, variant)),
+        fingerprint=note.rung.fingerprint(context.want, context.state.manifest),
+        argv=command(want, server_argv(want)),
+        changes=dict(note.changes),
+        instead_of=note.instead_of,
     )
     context.state.launches.append(launch)
     return launch
@@ -333,29 +382,3 @@ def _recorded(context: StepContext, job: JobIdentity, variant: str) -> Launch:
 
 def _identify(launch: Launch, job: JobIdentity) -> None:
     launch.pid, launch.start, launch.boot = job.pid, job.start, job.boot
-
-
-def _redacted(text: str, key: str) -> str:
-    return text.replace(key, "***") if key else text
-
-
-def _as_step_failed(
-    want: Deployment, launch: Launch, error: LaunchFailed, known: str, key: str
-) -> StepFailed:
-    failure = error.failure
-    code = error.exit_code
-    if code is None:
-        ended = "stopped by this tool"
-    else:
-        ended = f"signal {-code}" if code < 0 else f"exit code {code}"
-    cause = f": {failure.cause_line[:240]}" if failure.cause_line else ""
-    what = (
-        f"launch {launch.id} (variant {launch.variant}) failed, {failure.cls}{cause} "
-        f"[phase {error.phase}, {ended}]"
-    )
-    return StepFailed(
-        _redacted(f"{what}; {known}" if known else what, key),
-        where=f"{want.id} launch",
-        fix=failure.action,
-        evidence=tuple(_redacted(line, key) for line in error.evidence),
-    )

@@ -8,15 +8,26 @@ from dataclasses import dataclass, field
 
 from deployer.errors import REFUSALS, Unreachable
 from deployer.remote.jobs import JobIdentity, JobStatus
+from deployer.sglang.derive import Seen
 from deployer.sglang.failures import Failure, classify, fatal_while_alive, telling_lines
+from deployer.sglang.hostfacts import weigh
 from deployer.sglang.log import LaunchLog
 from deployer.steps.base import StepContext
+from deployer.steps.launch_clock import PhaseClock
+from deployer.steps.launch_evidence import Evidence
+from deployer.steps.launch_workers import Workers
 from deployer.steps.server_agent import Record, ask
 
+EARLY = frozenset({"starting", "args"})
+"""Phases before the first worker."""
 LOST_S = 120.0
 """How long the connection may be away before the run gives up; the job lives on."""
 ASK_EVERY_S = 3.0
 ASK_TIMEOUT_S = 40.0
+LOOK_EVERY_S = 10.0
+"""How often the workers are looked at while the server does not answer yet."""
+ORPHANED_S = 5.0
+"""A server that sees a worker die ends itself within some 2 s, and its log then says why."""
 TELL_EVERY_S = 5.0
 """A wait is told also when nothing moves: who reads sees it, and an interrupt ends it there."""
 
@@ -25,13 +36,19 @@ class LaunchFailed(Exception):
     """This launch will not serve. `exit_code` None: its process still lived."""
 
     def __init__(
-        self, failure: Failure, exit_code: int | None, phase: str, evidence: tuple[str, ...]
+        self,
+        failure: Failure,
+        exit_code: int | None,
+        phase: str,
+        evidence: tuple[str, ...],
+        seen: Seen,
     ) -> None:
         super().__init__(failure.cause_line or failure.cls)
         self.failure = failure
         self.exit_code = exit_code
         self.phase = phase
         self.evidence = evidence
+        self.seen = seen
 
 
 @dataclass
@@ -44,6 +61,7 @@ class LaunchWait:
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     log: LaunchLog = field(default_factory=LaunchLog)
+    workers: Workers = field(default_factory=Workers)
 
     def until_ready(self) -> Record:
         """The agent's answer that proves it: our pid, our port, our model, /health 200.
@@ -53,7 +71,8 @@ class LaunchWait:
         serve = self.context.want.playbook.serve
         ends = self.now() + serve.ready_timeout_s
         heard = told = self.now()
-        asked = -ASK_EVERY_S
+        asked = looked = -LOOK_EVERY_S
+        clock = PhaseClock(serve.phases, self.now())
         inode = offset = 0
         lost: float | None = None
         while True:
@@ -85,12 +104,19 @@ class LaunchWait:
                 raise self._failed(classify(self.log.text(), None, self.log.phase), None)
             answering = self.log.phase in {"warmup", "ready"} or self.now() - heard > 5
             if answering and self.now() - asked >= ASK_EVERY_S:
-                asked = self.now()
-                answer = self._ask_if_there()
+                asked = looked = self.now()
+                answer = self._ask_if_there("ready")
                 if answer is not None:
                     if is_ready(answer, self.context.want.playbook.model.served_name):
                         return answer
                     self._refuse_stranger(answer)
+            elif self.log.phase not in EARLY and self.now() - looked >= LOOK_EVERY_S:
+                looked = self.now()
+                self._ask_if_there("identity")
+            if self.workers.lost_s(self.now()) > ORPHANED_S:
+                raise self._failed(self.workers.failure(), None)
+            if overdue := clock.overdue(self.log, self.now()):
+                raise self._failed(overdue, None)
             if self.now() - heard > serve.silence_timeout_s:
                 raise self._failed(_silent(serve.silence_timeout_s, self.log), None)
             if self.now() >= ends:
@@ -115,19 +141,21 @@ class LaunchWait:
         silence = f", no new line for {silent_s:.0f} s" if silent_s >= TELL_EVERY_S else ""
         self.context.progress(what, done, total, unit, f"launch {self.job.id}{silence}")
 
-    def _ask_if_there(self) -> Record | None:
+    def _ask_if_there(self, do: str) -> Record | None:
         """The agent's answer; None when the connection failed: the next poll asks for how long."""
         try:
-            return self._ask()
+            answer = self._ask(do)
+            self.workers.look(answer, self.now())
+            return answer
         except REFUSALS:
             raise
         except Unreachable as error:
             self.context.note(f"the server could not be asked, trying again: {error}", "warning")
             return None
 
-    def _ask(self) -> Record:
+    def _ask(self, do: str) -> Record:
         command = {
-            "do": "ready",
+            "do": do,
             "pid": self.job.pid,
             "start": self.job.start,
             "boot": self.job.boot,
@@ -178,10 +206,20 @@ class LaunchWait:
         return self._failed(classify(self.log.text(), status.exit, self.log.phase), status.exit)
 
     def _failed(self, failure: Failure, exit_code: int | None) -> LaunchFailed:
+        """With the word of the machine, asked before anything of the launch is ended."""
+        evidence = Evidence(self.context, self.job)
+        host = evidence.gather()
+        said = failure.cause_line
+        failure = weigh(failure, exit_code, host)
         lines = telling_lines(self.log.text())
+        if said and said not in lines:
+            lines = (said, *lines)
+        lines = (*lines, *host.lines(), *(f"not asked: {one}" for one in evidence.problems))
         if failure.cause_line and failure.cause_line not in lines:
-            lines = (failure.cause_line, *lines)
-        return LaunchFailed(failure, exit_code, self.log.phase, lines)
+            lines = (*lines, failure.cause_line)
+        free, use = self.log.free_before.values(), self.log.weight_use.values()
+        seen = Seen(min(free, default=None), max(use, default=None))
+        return LaunchFailed(failure, exit_code, self.log.phase, lines, seen)
 
 
 def is_ready(answer: Record, served_name: str) -> bool:

@@ -7,7 +7,6 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from deployer.deployment import Deployment
 from deployer.playbook import ArgValue, Variant
@@ -115,9 +114,15 @@ class LaunchNote:
         return Rung(self.variant, self.changes)
 
     @property
+    def instead_of(self) -> dict[str, str]:
+        """The rungs that failed -> class of the failure, '' where it is not known."""
+        reasons = (*self.reasons, *("" for _ in self.fell_from[len(self.reasons) :]))
+        return dict(zip(self.fell_from, reasons, strict=False))
+
+    @property
     def degraded(self) -> str:
         """What is less than asked for, in words; '' for the first choice."""
-        return degraded(self.variant, dict(zip_longest(self.fell_from, self.reasons, fillvalue="")))
+        return degraded(self.variant, self.instead_of)
 
     def line(self) -> str:
         """The content of the job's `launch` file."""
@@ -153,11 +158,11 @@ class LaunchNote:
 
 
 def degraded(variant: str, instead_of: Mapping[str, str]) -> str:
-    """`degraded: no-mtp runs, since mtp failed here (not-enough-memory)`; '' without a failure."""
+    """`degraded: no-mtp runs in place of mtp (not-enough-memory)`; '' without a failure."""
     if not instead_of:
         return ""
     failed = ", ".join(f"{name} ({cls})" if cls else name for name, cls in instead_of.items())
-    return f"degraded: {variant} runs, since on this machine failed: {failed}"
+    return f"degraded: {variant} runs in place of {failed}"
 
 
 def is_wanted(
@@ -173,6 +178,6 @@ def is_wanted(
         if chosen not in launch.fell_from or (launch.preferred and want.variant is not None):
             return False
         tried = dict(zip(launch.fell_from, launch.marks, strict=False)).get(chosen)
-        if tried is not None and tried != fingerprint(want, manifest, chosen):
+        if tried and tried != fingerprint(want, manifest, chosen):
             return False
     return bool(recorded) and recorded == launch.rung.fingerprint(want, manifest)

@@ -123,7 +123,10 @@ def test_the_ladder_where_the_class_allows_it(monkeypatch: pytest.MonkeyPatch) -
     step().apply(made, seen, step().plan(WANT, seen, own))
     assert [launch.verdict for launch in own.launches] == ["failed: not-enough-memory", "ready"]
     note = LaunchNote.parse(jobs.started[1]["files"]["launch"].decode())
-    assert note == LaunchNote("no-mtp", ("mtp",))
+    assert (note.variant, note.fell_from, note.changes) == ("no-mtp", ("mtp",), ())
+    assert note.instead_of == {"mtp": "not-enough-memory"}
+    assert note.degraded == "degraded: no-mtp runs in place of mtp (not-enough-memory)"
+    assert own.launches[1].instead_of == note.instead_of
     assert jobs.stopped == [own.launches[0].id]
 
 
