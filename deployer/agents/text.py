@@ -11,7 +11,7 @@ from importlib import resources
 
 PACKAGES = ("deployer", "deployer.agents", "deployer.agents.serve")
 LIGHT = ("processes", "web", "chat", "main")
-FULL = (*LIGHT, "figures", "load", "stop", "weights", "full")
+FULL = (*LIGHT, "figures", "load", "stop", "drain", "leftovers", "weights", "full")
 _MAKER = """\
 import sys, types
 def _module(name, source):

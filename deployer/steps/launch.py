@@ -36,6 +36,7 @@ from deployer.steps.server_wanted import (
     server_job_name,
     server_script,
 )
+from deployer.steps.stop_leftovers import clear, held
 
 GATES_FAILED = "gates-failed"
 """The reason of a rung that served, but not well."""
@@ -274,6 +275,7 @@ class LaunchStep(Step):
     ) -> None:
         """Nothing of a failed launch may stay behind: it would hold GPU memory."""
         rules = context.want.playbook.stop
+        files = held(context, job) if error.exit_code is None else []
         proof = context.jobs(context.want.guest).stop(job, grace_s=5.0, kill_s=rules.kill_s)
         launch.verdict = f"failed: {error.failure.cls}"
         context.save()
@@ -284,6 +286,7 @@ class LaunchStep(Step):
                 fix=f"reboot {context.want.host_name} if these are in D state",
                 evidence=proof.survivors,
             ) from error
+        clear(context, job, files)
 
     def _restore(self, context: StepContext, key: str) -> str:
         """Starts the last known-good launch again; says in words what came of it, '' if none."""

@@ -15,6 +15,8 @@ from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
 from deployer.steps.launch import api_key
+from deployer.steps.launch_fit import outlook
+from deployer.steps.launch_ladder import Fall, first_rung
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import (
     PortOwner,
@@ -27,7 +29,9 @@ from deployer.steps.server_facts import (
 )
 from deployer.steps.server_wanted import is_wanted, server_job_name
 from deployer.steps.stop_argv import ask_parser
+from deployer.steps.stop_drain import drain
 from deployer.steps.stop_gpu import GpuMemory, read_gpu_memory
+from deployer.steps.stop_leftovers import clear, held
 
 ASKED_FOR = "asked for"
 RELEASE_S = 60.0
@@ -88,18 +92,43 @@ class StopStep(Step):
             wanted = job.alive and is_wanted(want, state.manifest, job.fingerprint, job.launch)
             if wanted and not fact.strangers:
                 return Plan.nothing(_runs(want, job))
-            changes.append(_stop_ours(want, job, wanted))
+            changes.append(stop_ours(want, job, wanted))
         changes += [_stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
         if not changes:
             return Plan.nothing(f"no server runs and port {want.port} is free")
-        problems = problems_of(want, fact, want.variant_name)
+        return self.successor_refused(want, facts, state) or Plan.change(
+            "; ".join(change.reason for change in changes), *changes
+        )
+
+    def successor_refused(
+        self, want: Deployment, facts: Facts, state: DeploymentState
+    ) -> Plan | None:
+        """The refusal when what would be launched next is known not to start.
+
+        A server that runs is not stopped for one that will not.
+        """
+        fact = facts.need(ServerFact)
+        chosen, _ = first_rung(want, state)
+        problems = problems_of(chosen.deployment(want), fact, chosen.variant)
         if problems:
-            # A server that runs is not stopped for one that is known not to start.
             return Plan.blocked(
                 "; ".join(problem.reason for problem in problems),
                 "; ".join(dict.fromkeys(problem.change for problem in problems)),
             )
-        return Plan.change("; ".join(change.reason for change in changes), *changes)
+        if not fact.serving:
+            return None
+        refusals = []
+        for rung in Fall.begin(want, state).left:
+            fit = outlook(rung.deployment(want), facts, state.manifest, rung.variant).fit
+            if fit is None or fit.refusal is None:
+                return None
+            refusals.append(f"{rung.variant}: {fit.refusal.error}")
+        return Plan.blocked(
+            "by SGLang's own arithmetic no variant will start, and a server runs: "
+            + "; ".join(refusals),
+            "change serve.args (`deploy fit` shows what fits); or `deploy down`, then `deploy up`, "
+            "to try it all the same",
+        )
 
     def down_plan(self, want: Deployment, facts: Facts) -> Plan:
         """For `down`: stops our own launch whatever it runs; a stranger is left alone."""
@@ -111,7 +140,7 @@ class StopStep(Step):
             return Plan.nothing(f"no launch of {want.id} runs")
         if job.stuck:
             return _reboot(want, job)
-        change = _stop_ours(want, job, False)
+        change = stop_ours(want, job, False)
         return Plan.change(
             ASKED_FOR,
             dataclasses.replace(change, reason=ASKED_FOR, undo="`deploy up` starts it again"),
@@ -142,7 +171,8 @@ class StopStep(Step):
             return
         # Raises when the variable is unset: the successor could not be launched.
         api_key(context)
-        verdict = ask_parser(context.on(want.guest), want)
+        chosen, _ = first_rung(want, context.state)
+        verdict = ask_parser(context.on(want.guest), chosen.deployment(want))
         if verdict.refused:
             raise StepBlocked(
                 "the installed engine refuses the new arguments; nothing was stopped",
@@ -155,12 +185,17 @@ class StopStep(Step):
 
     def _ours(self, context: StepContext, job: JobIdentity) -> None:
         want, rules = context.want, context.want.playbook.stop
+        if rules.drain_s > 0:
+            # The key of the server that runs is in its own environment.
+            context.note(drain(context, job, rules.drain_s, "", self.now, self.sleep))
+        files = held(context, job)
         proof = context.jobs(want.guest).stop(
             job, grace_s=rules.grace_s, kill_s=rules.kill_s, main_first=True
         )
         if not proof.stopped:
             raise _still_there(want, f"launch {job.id}", proof.survivors, proof.how)
         context.note(f"launch {job.id}: {proof.how}")
+        clear(context, job, files)
 
     def _adopted(self, context: StepContext, data: StopAdopted) -> None:
         want, rules = context.want, context.want.playbook.stop
@@ -265,13 +300,14 @@ def _runs(want: Deployment, job: ServerJob) -> str:
     text = f"the wanted server runs; launch {job.identity.id}"
     if job.launch.variant != want.variant_name:
         text += (
-            f" of variant {job.launch.variant} ({want.variant_name} failed before it; "
-            "`deploy restart` tries it again)"
+            f"; {job.launch.degraded}; `deploy restart {want.id} --variant {want.variant_name}` "
+            f"tries {want.variant_name} again"
         )
     return text
 
 
-def _stop_ours(want: Deployment, job: ServerJob, wanted: bool) -> Change:
+def stop_ours(want: Deployment, job: ServerJob, wanted: bool) -> Change:
+    """The change that ends our own launch; `wanted`: it is the wanted one, without its port."""
     ident = job.identity
     if not job.alive:
         reason = f"launch {ident.id} died and left processes: {', '.join(map(str, job.members))}"

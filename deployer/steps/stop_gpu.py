@@ -13,8 +13,13 @@ limit=
 if command -v timeout >/dev/null 2>&1; then limit='timeout 15'; fi
 $limit nvidia-smi --query-gpu=pci.bus_id,memory.used --format=csv,noheader,nounits || exit
 echo --
-$limit nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name,used_memory \\
-  --format=csv,noheader,nounits
+apps=$($limit nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name,used_memory \\
+  --format=csv,noheader,nounits) || exit
+printf '%s\\n' "$apps"
+echo ++
+for pid in $(printf '%s\\n' "$apps" | awk -F', *' '$2 ~ /^[0-9]+$/ { print $2 }' | sort -u); do
+  printf '%s %s\\n' "$pid" "$(tr '\\0\\n' '  ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-120)"
+done
 """
 
 
@@ -66,14 +71,17 @@ def parse_gpu_memory(answer: Answer, addresses: Sequence[str]) -> GpuMemory:
             used[address] = int(mib)
     if unseen := [address for address in addresses if address not in used]:
         return GpuMemory(False, problem=f"nvidia-smi tells nothing of {', '.join(unseen)}")
+    apps, _, lines = apps.partition("++\n")
+    titles = {pid: title.strip() for pid, _, title in (x.partition(" ") for x in lines.split("\n"))}
     holders = []
     held: dict[str, int] = {}
     for line in apps.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) >= 4 and pci_address(parts[0]) in addresses:
-            holders.append(f"pid {parts[1]} ({parts[2]}) {parts[3]} MiB on {parts[0]}")
-            mib = int(parts[3]) if parts[3].isdigit() else 0
-            held[pci_address(parts[0])] = held.get(pci_address(parts[0]), 0) + mib
+            name = titles.get(parts[1]) or parts[2]
+            holders.append(f"pid {parts[1]} ({name}) {parts[-1]} MiB on {parts[0]}")
+            held_mib = int(parts[-1]) if parts[-1].isdigit() else 0
+            held[pci_address(parts[0])] = held.get(pci_address(parts[0]), 0) + held_mib
     return GpuMemory(True, used, tuple(holders), held)
 
 

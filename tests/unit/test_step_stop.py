@@ -66,7 +66,8 @@ def test_a_lower_rung_that_the_ladder_reached_stays() -> None:
     seen = fact(job=server_job(WANT, "no-mtp", fell_from=("mtp",)))
     plan = STEP.plan(WANT, facts(seen), state())
     assert plan.state is PlanState.NOTHING
-    assert "mtp failed before it" in plan.reason
+    assert "no-mtp runs in place of mtp" in plan.reason
+    assert "--variant mtp" in plan.reason
     other = fact(job=server_job(WANT, "no-mtp"))
     assert STEP.plan(WANT, facts(other), state()).state is PlanState.CHANGES
 

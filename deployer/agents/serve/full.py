@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from deployer.agents.serve.drain import requests
 from deployer.agents.serve.figures import generate, metrics, server_info
+from deployer.agents.serve.leftovers import clear, held
 from deployer.agents.serve.load import many
 from deployer.agents.serve.main import BASIC, Actions
 from deployer.agents.serve.stop import stop
@@ -16,4 +18,7 @@ FULL: Actions = {
     "generate": generate,
     "weights": weights,
     "stop": stop,
+    "requests": requests,
+    "held": held,
+    "clear": clear,
 }
