@@ -18,11 +18,11 @@ from deployer.steps.base import Step
 from deployer.steps.container_facts import CudaCheck
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.server_facts import ServerFact, problems_of
+from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards import pinned
 from deployer.steps.shards_facts import ShardsFact
 from deployer.steps.shards_preflight import leftovers
 from deployer.steps.venv_facts import ComputeFact, VenvFact
-from deployer.steps.verify import ServingFact
 
 
 class Level(IntEnum):

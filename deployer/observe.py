@@ -20,9 +20,9 @@ from deployer.steps.base import Step
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.server_facts import ServerFact, ServerJob
+from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards import pinned
 from deployer.steps.shards_facts import ShardsFact
-from deployer.steps.verify import ServingFact
 
 GPUS = r"""
 for address in "$@"; do

@@ -7,12 +7,14 @@ from deployer.model import Facts, Plan, Probe
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
 from deployer.steps.server_facts import server_probe
-from deployer.steps.verify import ServingFact, VerifyStep
+from deployer.steps.serving_fact import ServingFact
+from deployer.steps.verify import VerifyStep
 
 
 class Reverify(VerifyStep):
     """The verify step that does not take an earlier verdict for an answer."""
 
+    replaces = False
     ran = False
 
     def probes(self, want: Deployment) -> list[Probe]:

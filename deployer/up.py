@@ -31,7 +31,8 @@ from deployer.state_file import StateFile, make_folder
 from deployer.steps.base import Step
 from deployer.steps.order import all_steps
 from deployer.steps.server_facts import ServerFact
-from deployer.steps.verify import ServingFact, VerifyStep
+from deployer.steps.serving_fact import ServingFact
+from deployer.steps.verify import VerifyStep
 
 Confirm = Callable[[Deployment, Outcome], bool]
 """Shown the plans of the steps that may act; False changes nothing."""

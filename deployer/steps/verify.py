@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from deployer.agents.text import agent_text
 from deployer.deployment import Deployment
 from deployer.errors import GateFailed, StepFailed
-from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure
+from deployer.model import Change, Facts, Plan, Probe, Procedure
+from deployer.playbook import ArgValue
 from deployer.remote.jobs import ROOT
-from deployer.shell import assignments
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
+from deployer.steps.gates_bench import Bench
+from deployer.steps.known_good import remember
 from deployer.steps.launch import api_key
-from deployer.steps.server_agent import PYTHON, parse_answers
 from deployer.steps.server_facts import ServerFact
-from deployer.steps.server_wanted import is_wanted, server_job_name
+from deployer.steps.server_wanted import LaunchNote, is_wanted, server_job_name
+from deployer.steps.serving_fact import ServingFact, serving_probe
+from deployer.steps.verify_fallback import Fallback
 from deployer.steps.verify_gates import Gates
-
-LIGHT_S = 9.0
-END = "DEPLOYER_AGENT_END"
-
-LIGHT = r"""
-id=$(readlink "$root/$name/current" 2>/dev/null)
-id=${id##*/}
-job=$root/$name/$id
-verdict=
-[ -z "$id" ] || [ ! -f "$job/verdict" ] || IFS= read -r verdict <"$job/verdict"
-printf 'job=%s\nverdict=%s\n' "$id" "$verdict"
-case $verdict in *'"good"'*) ;; *) exit 0 ;; esac
-field() { value=; IFS= read -r value <"$job/$1"; }
-field pid; pid=$value
-field start; start=$value
-field session; session=$value
-field boot; boot=$value
-case $pid$start$session in '' | *[!0-9]*) exit 0 ;; esac
-case $boot in '' | *[!0-9a-f-]*) exit 0 ;; esac
-set -- "$venv"
-who=$(printf '"pid":%s,"start":%s,"session":%s,"boot":"%s"' "$pid" "$start" "$session" "$boot")
-"""
 
 WRITE_VERDICT = """\
 d=$1/$2
@@ -52,25 +30,12 @@ cat >"$d/verdict.new" && mv "$d/verdict.new" "$d/verdict"
 """
 
 
-@dataclass(frozen=True)
-class ServingFact:
-    """The verdict file of the newest launch, and the quick proof when the verdict is good.
-
-    `problem` is '' when the server is alive, owns its port, names the model and answers.
-    """
-
-    launch: str = ""
-    verdict: str = ""
-    verified: float = 0.0
-    """Unix seconds, controller clock."""
-    figures: dict[str, float] = field(default_factory=dict)
-    problem: str = "not asked"
-
-
 class VerifyStep(Step):
     """Runs the gates unless this very launch has passed them and still answers."""
 
     name: ClassVar[str] = "verify"
+    replaces: ClassVar[bool] = True
+    """Whether a launch that failed may be replaced; `deploy verify` only asks."""
 
     def __init__(
         self,
@@ -82,16 +47,7 @@ class VerifyStep(Step):
 
     def probes(self, want: Deployment) -> list[Probe]:
         """One look: the verdict file and, when it is good, the agent's light mode."""
-        served = want.playbook.model.served_name
-        return [
-            Probe(
-                "serving",
-                want.guest,
-                light_script(want),
-                lambda output: parse_serving(output, served),
-                timeout_s=2 * LIGHT_S + 5,
-            )
-        ]
+        return [serving_probe(want)]
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Nothing when the launch has passed and answers; unknown without a launch; else gates."""
@@ -136,15 +92,41 @@ class VerifyStep(Step):
             raise StepFailed(
                 "no launch runs", where=f"{want.id} verify", fix="`deploy up` launches one"
             )
-        job = server.job.identity
-        gates = Gates(context, job, api_key(context), self.now, self.sleep)
+        job, note = server.job.identity, server.job.launch
+        bench = Bench(
+            context,
+            job,
+            note.variant or want.variant_name,
+            _arguments(want, note),
+            server.model_type,
+            api_key(context),
+            self.now,
+            self.sleep,
+        )
+        gates = Gates(bench)
         try:
             figures = gates.run()
         except GateFailed as error:
             self._record(
-                context, job.id, f"failed: {error.what}"[:500], gates.figures, required=False
+                context, job.id, f"failed: {error.what}"[:500], bench.figures, required=False
             )
-            raise
+            if gates.failure is None or not self.replaces:
+                raise
+
+            def record(launch_id: str, verdict: str, figures: dict[str, float]) -> None:
+                self._record(context, launch_id, verdict[:500], figures, required=False)
+
+            fallback = Fallback(
+                context,
+                server,
+                bench,
+                gates.failure,
+                record,
+                note,
+                self.now,
+                self.sleep,
+            )
+            raise fallback.error() from error
         self._record(context, job.id, "good", figures, required=True)
 
     def _record(
@@ -164,6 +146,8 @@ class VerifyStep(Step):
             figures = dict(launch.figures)
         if verdict == "good":
             context.state.known_good = launch_id
+            if launch is not None:
+                remember(context.state, want, launch)
         context.save()
         line = json.dumps(
             {"verdict": verdict, "launch": launch_id, "verified": verified, "figures": figures}
@@ -189,78 +173,9 @@ class VerifyStep(Step):
             )
 
 
-def light_script(want: Deployment) -> str:
-    """The probe's script: the agent's text is a here-document, the command its argument."""
-    command = json.dumps(
-        {
-            "do": "light",
-            "port": want.port,
-            "model": want.playbook.model.served_name,
-            "timeout_s": LIGHT_S,
-        }
-    )
-    values = {
-        "root": ROOT,
-        "name": server_job_name(want),
-        "venv": want.playbook.engine.venv,
-        "rest": command[1:-1],
-    }
-    return (
-        assignments(values)
-        + LIGHT
-        + PYTHON
-        + f'"$python" -I - "[{{$who,$rest}}]" <<\'{END}\'\n{agent_text(light=True)}{END}\n'
-    )
-
-
-def parse_serving(output: ProbeOutput, served_name: str) -> ServingFact:
-    """The fact of the probe's output."""
-    if output.timed_out:
-        return ServingFact(problem="the server did not answer in time")
-    values = dict(
-        line.split("=", 1) for line in output.text.split("\n")[:2] if line.count("=") >= 1
-    )
-    answers = parse_answers(output.stdout)
-    problem = _problem(answers[0], served_name) if answers else _unasked(output)
-    return dataclasses.replace(_verdict(values.get("verdict", "")), problem=problem)
-
-
-def _verdict(line: str) -> ServingFact:
-    """What the verdict file says; nothing when it is not whole."""
-    try:
-        record = json.loads(line)
-        return ServingFact(
-            launch=str(record["launch"]),
-            verdict=str(record["verdict"]),
-            verified=float(record["verified"]),
-            figures={str(name): float(value) for name, value in record["figures"].items()},
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return ServingFact()
-
-
-def _unasked(output: ProbeOutput) -> str:
-    told = output.error_text.strip().split("\n")[-1]
-    return told or "not asked"
-
-
-def _problem(answer: dict[str, Any], served_name: str) -> str:
-    if not answer.get("ok"):
-        return str(answer.get("error", "the agent failed"))
-    if not answer.get("alive"):
-        return "its process is gone"
-    if not answer.get("owned"):
-        return "it does not own its port"
-    models = answer.get("models") or {}
-    if served_name not in models.get("ids", []):
-        shown = models.get("error") or models.get("ids") or f"status {models.get('status')}"
-        return f"/v1/models: {shown}"
-    reply = answer.get("completion") or {}
-    if reply.get("status") != 200:
-        return f"a short request failed: {reply.get('error') or reply.get('status')}"
-    if not (reply.get("content") or reply.get("reasoning")):
-        return "a short request got an empty answer"
-    return ""
+def _arguments(want: Deployment, note: LaunchNote) -> dict[str, ArgValue]:
+    """Of the rung that the note names; of the chosen variant when it names none."""
+    return (note.rung.deployment(want) if note.variant else want).serve_args()
 
 
 def _gates(want: Deployment, launch_id: str, reason: str) -> Change:
@@ -270,9 +185,10 @@ def _gates(want: Deployment, launch_id: str, reason: str) -> Change:
         reason,
         Procedure(
             want.guest,
-            f"known answers, a text of up to {gates.max_tokens} tokens, counting, "
-            f"{gates.burst} requests {gates.parallel} at a time, a long prompt, speculation, "
-            f"and alive {gates.alive_after_s:g} s later",
+            "identity, weights, known answers, long texts with and without thinking, counting, "
+            f"a prompt of {gates.long_prompt_tokens} tokens, {gates.burst} requests "
+            f"{gates.parallel} at a time, the context's edge, speed, speculation, and all alive "
+            f"{gates.alive_after_s:g} s later",
         ),
-        "none needed: gates only ask",
+        "none needed: gates ask; a launch that fails them may be replaced (gates.on_failure)",
     )

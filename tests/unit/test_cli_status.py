@@ -24,8 +24,8 @@ from deployer.steps.base import Step
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.server_facts import ServerFact
+from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards_facts import ShardsFact
-from deployer.steps.verify import ServingFact
 from tests.unit.hoststeps import A, B, facts
 from tests.unit.test_observe import LAUNCH, OURS, STRANGER, job
 

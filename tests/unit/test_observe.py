@@ -23,9 +23,9 @@ from deployer.steps.container_facts import ContainerFacts, CudaCheck
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.server_facts import PortOwner, ServerFact, ServerJob
 from deployer.steps.server_wanted import LaunchNote
+from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards_facts import ShardsFact, Verified
 from deployer.steps.venv_facts import ComputeFact
-from deployer.steps.verify import ServingFact
 from tests.unit.hoststeps import SHELLS, A, B, deployment, facts, output, run_script
 
 LAUNCH = "20261130-070000-ab12"

@@ -19,7 +19,8 @@ from deployer.model import Change, Facts, Plan, Probe, Procedure, Where
 from deployer.remote.transport import Transport
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
-from deployer.steps.verify import ServingFact, VerifyStep
+from deployer.steps.serving_fact import ServingFact
+from deployer.steps.verify import VerifyStep
 
 WANT = world.deployment()
 

@@ -1,0 +1,197 @@
+"""What `up` does after a failed gate: which side is broken, and what serves now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from deployer.errors import GateFailed, StepBlocked, StepFailed, Unreachable
+from deployer.model import PlanState
+from deployer.remote.jobs import JobIdentity
+from deployer.state import Launch
+from deployer.steps.base import StepContext
+from deployer.steps.gates_bench import Bench, GateFault
+from deployer.steps.gates_identity import identity
+from deployer.steps.gates_speculation import DRAFT_FLAGS
+from deployer.steps.launch import LaunchStep
+from deployer.steps.launch_ladder import Fall
+from deployer.steps.launch_wait import LaunchFailed
+from deployer.steps.server_agent import ask
+from deployer.steps.server_facts import ServerFact, problems_of
+from deployer.steps.server_wanted import LaunchNote, Rung
+from deployer.steps.serving_fact import LIGHT_S, light_problem
+from deployer.steps.stop import StopStep
+from deployer.steps.verify_gates import Failure, Gates
+
+Record = Callable[[str, str, dict[str, float]], None]
+"""Writes (launch id, verdict, figures) into state and target."""
+
+
+@dataclass
+class Fallback:
+    """After the gates of `bench` failed with `failure`; its verdict is recorded already."""
+
+    context: StepContext
+    fact: ServerFact
+    bench: Bench
+    failure: Failure
+    record: Record
+    note: LaunchNote
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+    def error(self) -> GateFailed:
+        """Compares, restores or ends the launch; the failure with what came of it."""
+        rules, told, serves = self.bench.rules, [], False
+        try:
+            rung = self.without_speculation() if rules.ab_on_failure else None
+            if self.failure.comparable and rung is not None:
+                words, serves = self.compared(*rung)
+                told.append(words)
+            if not serves and rules.on_failure != "leave":
+                told.append(self.restored() or self.ended())
+        except (StepFailed, Unreachable) as error:
+            # The gate's failure is the one to tell; this one is told with it.
+            told.append(f"what was to follow could not be done: {error.what}")
+        first = self.failure.error
+        what = "; ".join([first.what, *(words for words in told if words)])
+        fix = first.fix
+        if serves:
+            fix = f"mend variant {self.bench.variant}, or take it out of the playbook's variants"
+        return GateFailed(what, where=first.where, fix=fix, evidence=first.evidence)
+
+    def without_speculation(self) -> tuple[Rung, LaunchNote] | None:
+        """The next rung of the ladder that does not speculate and is not known to fail."""
+        want = self.context.want
+        fall = Fall(want, self.context.state.manifest, [])
+        fall.join(self.note)
+        failed = fall.next()
+        if failed is not None:
+            fall.failed(failed, f"gate-{self.failure.gate.replace(' ', '-')}")
+        while (rung := fall.next()) is not None:
+            there = rung.deployment(want)
+            if not any(there.serve_args().get(flag) for flag in DRAFT_FLAGS):
+                known = problems_of(there, self.fact, rung.variant)
+                return None if known else (rung, fall.note(rung))
+        return None
+
+    def compared(self, rung: Rung, note: LaunchNote) -> tuple[str, bool]:
+        """The same questions to `rung`: which side is broken, and does that launch serve now?"""
+        context, key = self.context, self.bench.api_key
+        context.note(
+            f"gate {self.failure.gate!r} failed with speculation on; the same is asked of variant "
+            f"{rung.variant}, without it",
+            "warning",
+        )
+        self.end_launch()
+        step = LaunchStep(self.now, self.sleep)
+        job, launch = step._start(context, rung.variant, note.fell_from, key)
+        try:
+            step._follow(context, job, launch, key)
+        except LaunchFailed as error:
+            step._give_up(context, job, launch, error)
+            cls = error.failure.cls
+            return f"without speculation (variant {rung.variant}) it did not start: {cls}", False
+        return self._judged(rung, job, launch)
+
+    def _judged(self, rung: Rung, job: JobIdentity, launch: Launch) -> tuple[str, bool]:
+        bench = Bench(
+            self.context,
+            job,
+            rung.variant,
+            rung.deployment(self.context.want).serve_args(),
+            self.bench.model_type,
+            self.bench.api_key,
+            self.now,
+            self.sleep,
+        )
+        which = f"variant {rung.variant}, launch {launch.id}"
+        if worse := self._same_questions(bench):
+            self.record(launch.id, f"failed: as with speculation: {worse}", {})
+            return (
+                f"without speculation ({which}) the same prompts fail too ({worse}): speculation "
+                "is not the broken side; look at the weights, the engine's version and the "
+                "quantisation"
+            ), False
+        side = (
+            f"without speculation ({which}) the same prompts are answered well: speculation is "
+            "the broken side"
+        )
+        gates = Gates(bench)
+        try:
+            figures = gates.run()
+        except GateFailed as error:
+            self.record(launch.id, f"failed: {error.what}", bench.figures)
+            return f"{side}; but that launch failed too: {error.what}", False
+        self.record(launch.id, "good", figures)
+        return f"{side}; launch {launch.id} has passed all gates and serves now", True
+
+    def _same_questions(self, bench: Bench) -> str:
+        """What is wrong with the answers of the other server; '' when nothing is."""
+        try:
+            identity(bench)
+            for one in self.failure.asked:
+                answer = bench.answer(one.request)
+                if fault := one.judged(answer):
+                    return fault.why
+        except GateFault as found:
+            return found.fault.why
+        return ""
+
+    def restored(self) -> str:
+        """The last known-good launch, which was stopped for this one, runs again; '': none is."""
+        state, key = self.context.state, self.bench.api_key
+        good = next((one for one in state.launches if one.id == state.known_good), None)
+        if good is None or not good.argv or good.verdict != "stopped":
+            return ""
+        if good.fingerprint == state.launches[-1].fingerprint:
+            return ""
+        self.end_launch()
+        words = LaunchStep(self.now, self.sleep)._restore(self.context, key)
+        if not words or state.launches[-1].verdict != "ready":
+            return words
+        problem = self._light(state.launches[-1])
+        return f"{words}; {f'but: {problem}' if problem else 'it answers'}"
+
+    def _light(self, launch: Launch) -> str:
+        want = self.context.want
+        command = {
+            "do": "light",
+            "pid": launch.pid,
+            "start": launch.start,
+            "boot": launch.boot,
+            "model": want.playbook.model.served_name,
+            "timeout_s": LIGHT_S,
+        }
+        answer = ask(
+            self.context.on(want.guest),
+            want,
+            [command],
+            timeout_s=3 * LIGHT_S + 30,
+            api_key=self.bench.api_key,
+        )[0]
+        return light_problem(answer, want.playbook.model.served_name)
+
+    def ended(self) -> str:
+        """Nothing known to be good can take its place: what becomes of the failed launch."""
+        last = (
+            self.context.state.launches[-1].id if self.context.state.launches else self.bench.job.id
+        )
+        if self.bench.rules.on_failure == "stop":
+            self.end_launch()
+            return f"launch {last} was stopped (gates.on_failure: stop)"
+        if self.failure.died:
+            return ""
+        return f"launch {last} still runs, marked as failed; `deploy down` stops it"
+
+    def end_launch(self) -> None:
+        """Stops the newest launch and proves it: no process, port free, GPU memory back."""
+        want, step = self.context.want, StopStep(self.now, self.sleep)
+        facts = self.context.reprobe()
+        plan = step.down_plan(want, facts)
+        if plan.state is PlanState.NOTHING:
+            return
+        if plan.state is not PlanState.CHANGES:
+            raise StepBlocked(plan.reason, where=f"{want.id} verify", fix=plan.fix)
+        step.apply(self.context, facts, plan)
