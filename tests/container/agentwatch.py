@@ -41,9 +41,9 @@ while not select.select([0], [], [], float(sys.argv[1]))[0]:
     now = [[*key, *first[key]] for key in sorted(first) if key in again]
     looks += 1
     if now != said:
-        print(json.dumps([looks, now]), flush=True)
+        print("agents", json.dumps([looks, now]), flush=True)
         said = now
-print(json.dumps([looks, []]), flush=True)
+print("agents", json.dumps([looks, []]), flush=True)
 """
 
 
@@ -84,8 +84,10 @@ class AgentWatch:
                 assert process.stdout is not None
                 looks = 0
                 for line in process.stdout:
-                    looks, rows = self._row(line)
-                    self._see([Agent(*row) for row in rows])
+                    # A reboot may cut a line; and docker tells its own errors on stdout.
+                    if line.startswith(b"agents ") and line.endswith(b"\n"):
+                        looks, rows = self._row(line.removeprefix(b"agents "))
+                        self._see([Agent(*row) for row in rows])
                 self.looks += looks
             self._see([])
             self._end.wait(0.05)
