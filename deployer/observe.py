@@ -207,6 +207,7 @@ def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) 
         "problem": _problem(want, facts, server),
         "launch": job.identity.id if job else "",
         "variant": job.launch.variant if job else "",
+        "degraded": job.launch.degraded if job else "",
         "pid": job.identity.pid if job and alive else None,
         "uptime_s": clock.seconds_since(job.identity.start) if job and alive else None,
         "exit": job.exit if job and not alive else "",

@@ -302,6 +302,7 @@ def proven(
         "model": want.playbook.model.served_name,
         "launch": serving.launch,
         "variant": server.job.launch.variant,
+        "degraded": server.job.launch.degraded,
         "verdict": serving.verdict,
         "figures": dict(serving.figures),
     }
@@ -313,7 +314,11 @@ def _summary(want: Deployment, result: DeploymentResult) -> str:
     if result.result:
         changed = result.outcome.changed if result.outcome else []
         did = f"changed: {', '.join(changed)}" if changed else "nothing to do"
-        return f"{want.id} serves {result.result['model']} at {result.result['endpoint']} ({did})"
+        less = result.result.get("degraded")
+        return (
+            f"{want.id} serves {result.result['model']} at {result.result['endpoint']} "
+            f"({f'{less}; {did}' if less else did})"
+        )
     done = "nothing was changed"
     if result.outcome is not None and result.outcome.changed:
         done = f"changed: {', '.join(result.outcome.changed)}"

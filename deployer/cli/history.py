@@ -10,8 +10,9 @@ from deployer.catalog import Catalog
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
 from deployer.cli.plain import number
-from deployer.state import DeploymentState, Launch
+from deployer.state import DeploymentState, Launch, ValidatedSet
 from deployer.state_file import StateFile
+from deployer.steps.server_wanted import degraded
 from deployer.up import UpOptions
 
 
@@ -33,6 +34,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
                 name: {
                     "known_good": own.known_good,
                     "launches": [launch.model_dump() for launch in own.launches],
+                    "validated": [proven.model_dump() for proven in own.validated],
                 }
                 for name, own in owned.items()
             }
@@ -42,6 +44,8 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
         click.echo(f"{name}: {len(own.launches)} launches")
         for launch in own.launches:
             click.echo(_line(launch, launch.id == own.known_good))
+        for proven in own.validated:
+            click.echo(_validated(proven))
     return 0
 
 
@@ -50,4 +54,15 @@ def _line(launch: Launch, good: bool) -> str:
     figures = ", ".join(f"{name} {number(value)}" for name, value in launch.figures.items())
     mark = "*" if good else " "
     line = f"{mark} {launch.id:<22} {when}  {launch.variant:<10} {launch.verdict}"
+    if less := degraded(launch.variant, launch.instead_of):
+        line += f", {less}"
     return f"{line}  ({figures})" if figures else line
+
+
+def _validated(proven: ValidatedSet) -> str:
+    when = time.strftime("%Y-%m-%d", time.gmtime(proven.proven))
+    less = degraded(proven.variant, proven.instead_of)
+    return (
+        f"  validated {when}: {proven.variant} of {proven.model}, engine {proven.engine}, on "
+        f"{', '.join(proven.gpus)} (launch {proven.launch})" + (f"; {less}" if less else "")
+    )

@@ -99,6 +99,8 @@ def print_endpoint(result: DeploymentResult) -> None:
         f"  launch {what['launch'] or '-'}, variant {what['variant'] or '-'}, verdict: {verdict}",
         err=True,
     )
+    if what.get("degraded"):
+        click.echo(f"  {what['degraded']}", err=True)
     if what["figures"]:
         figures = ", ".join(f"{name} {number(value)}" for name, value in what["figures"].items())
         click.echo(f"  measured: {figures}", err=True)

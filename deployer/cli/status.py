@@ -238,6 +238,8 @@ def _launch(one: Mapping[str, Any]) -> str:
 
 def _verdict(one: Mapping[str, Any]) -> str:
     text = one["verdict"] or "not judged yet"
+    if one.get("degraded"):
+        text += f", {one['degraded']}"
     if one["verified"]:
         text += time.strftime(", judged %Y-%m-%d %H:%M:%SZ", time.gmtime(one["verified"]))
     figures = ", ".join(f"{name} {number(value)}" for name, value in one["figures"].items())
