@@ -6,10 +6,12 @@ import os
 import sys
 import warnings
 
-from sglang.lookalike import faults, process
+from sglang.lookalike import faults, process, replay
 from sglang.version import RELEASE
 
 if __name__ == "__main__":
+    if replay.wanted():
+        replay.play(sys.argv[1:])
     if faults.SILENT_DEATH in faults.active():
         os._exit(3)
     if RELEASE >= (0, 5, 11):

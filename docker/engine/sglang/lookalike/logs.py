@@ -8,6 +8,7 @@ import threading
 import time
 
 _rank = ""
+_muted = False
 _lock = threading.Lock()
 
 
@@ -17,7 +18,15 @@ def set_rank(rank: str) -> None:
     _rank = f" {rank}" if rank else ""
 
 
+def mute() -> None:
+    """Nothing is written any more: a recorded log is played, and is the only one."""
+    global _muted
+    _muted = True
+
+
 def raw(text: str) -> None:
+    if _muted:
+        return
     with _lock:
         sys.stderr.write(text)
         sys.stderr.flush()
