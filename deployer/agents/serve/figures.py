@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import re
 from typing import Any
 
-from deployer.agents.serve.web import request
+from deployer.agents.serve.web import BODY_LIMIT, request
 
 Record = dict[str, Any]
 
@@ -51,16 +52,16 @@ def server_info() -> Record:
 
 def metrics() -> Record:
     """The gauges of /metrics that are judged; of several ranks the first. 404: not enabled."""
-    answer = request("GET", "/metrics")
+    answer = request("GET", "/metrics", read=_text)
     found: Record = {}
-    for name, value in SAMPLE.findall(_text(answer)):
+    for name, value in SAMPLE.findall(answer.get("text", "")):
         if name in WANTED and name not in found:
             found[name] = float(value)
     return {"status": answer["status"], "gauges": found, "error": answer.get("error", "")}
 
 
-def _text(answer: Record) -> str:
-    return answer.get("text") or ""
+def _text(response: http.client.HTTPResponse) -> Record:
+    return {"text": response.read(BODY_LIMIT).decode("utf-8", "replace")}
 
 
 def generate(command: Record) -> Record:

@@ -192,7 +192,10 @@ def needle(prompt: str) -> str | None:
         prompt,
         re.I,
     )
-    return given[0] if given else None
+    if not given:
+        return None
+    more = re.search(r"\bthen\b.{0,60}?\b\d+ words", prompt[-300:], re.I)
+    return f"{given[0]}\n\n{essay.write(prompt[-200:], len(given[0]))}" if more else given[0]
 
 
 def fact(prompt: str) -> str | None:

@@ -247,9 +247,7 @@ class Handler(BaseHTTPRequestHandler):
                 f"The input ({request.prompt_tokens} tokens) is longer than the model's context "
                 f"length ({longest} tokens)."
             )
-        if limit is None:
-            return request
-        total = request.prompt_tokens + int(limit)
+        total = request.prompt_tokens + int(limit or 0)
         if total > longest:
             raise BadRequest(
                 f"Requested token count exceeds the model's maximum context length of {longest} "
@@ -258,6 +256,8 @@ class Handler(BaseHTTPRequestHandler):
                 "the number of tokens in the input messages or the completion to fit within the "
                 "limit."
             )
+        if not self.headers.get("X-Lookalike-Warmup"):
+            faults.spoil(request, longest, faults.active())
         return request
 
     def chat(self) -> None:
@@ -274,7 +274,14 @@ class Handler(BaseHTTPRequestHandler):
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
         think = bool(wants) and self.app.args.model_config.model_type.startswith("qwen3")
         request = self.plan(prompt, limit, body.get("temperature"), think)
-        view = render.Chat(request, model, split=parser is not None)
+        on = faults.active()
+        if faults.NO_SWITCH in on and body.get("chat_template_kwargs"):
+            raise BadRequest("chat_template_kwargs: this template takes no such argument")
+        split = parser is not None and body.get("separate_reasoning", True)
+        swallow = bool(split) and faults.SWALLOWS in on
+        if faults.THINKS_ALOUD in on:
+            split = False
+        view = render.Chat(request, model, split=bool(split), swallow=swallow)
         self.send(view, request, body)
 
     def complete(self) -> None:

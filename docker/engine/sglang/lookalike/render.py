@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang.lookalike.engine import EOS, Engine, Request
+from sglang.version import RELEASE
 
 
 def prompt_of(messages: list[Any]) -> str:
@@ -32,16 +33,18 @@ def usage(request: Request) -> dict[str, Any]:
 
 
 class Chat:
-    """`split`: the reasoning parser moves the thought out of the content."""
+    """`split`: the reasoning parser moves the thought out of the content; `swallow`: all of it."""
 
-    def __init__(self, request: Request, model: str, *, split: bool) -> None:
-        self.request, self.split = request, split
+    def __init__(self, request: Request, model: str, *, split: bool, swallow: bool = False) -> None:
+        self.request, self.split, self.swallow = request, split, swallow
         self.head = {"id": uuid.uuid4().hex, "created": int(time.time()), "model": model}
 
     def parts(self) -> tuple[str, str]:
         r = self.request
         thought = "".join(r.pieces[: r.reasoning_pieces])
         answer = "".join(r.pieces[r.reasoning_pieces :])
+        if self.swallow:
+            return thought + answer, ""
         if self.split or not thought:
             return thought, answer
         return "", f"{thought}\n</think>\n\n{answer}" if answer else thought
@@ -169,7 +172,10 @@ def metrics(args: Any, engine: Engine) -> str:
     if args.speculative_algorithm:
         drafts = max(1, (args.speculative_num_draft_tokens or 2) - 1)
         gauges.append(("spec_accept_length", "gauge", mean or 0.0))
-        gauges.append(("spec_accept_rate", "gauge", (mean - 1) / drafts if mean else 0.0))
+        rate = (mean - 1) / drafts if mean else 0.0
+        if RELEASE < (0, 5, 10):  # the bonus token counts on both sides
+            rate = (mean or 0.0) / (drafts + 1)
+        gauges.append(("spec_accept_rate", "gauge", rate))
     lines = []
     for name, kind, value in gauges:
         lines.append(f"# HELP sglang:{name} {name.replace('_', ' ')}.")
