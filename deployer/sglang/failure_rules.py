@@ -93,6 +93,14 @@ RULES: tuple[Rule, ...] = (
         "this engine does not know the model: choose a newer engine.version with its lock",
     ),
     _rule(
+        "unknown-model-type",
+        r"^KeyError: '(?:qwen|llama|mi[sn]|gemma|deepseek|glm|phi|gpt|falcon|kimi|nemotron|ernie"
+        r"|mimo|olmo|granite|cohere|exaone|intern|step|mamba|bamba|jamba|seed)[\w.-]*'\s*$",
+        "this engine does not know the model: choose a newer engine.version with its lock",
+        phases=("starting", "tokenizer"),
+        last=True,
+    ),
+    _rule(
         "model-config-missing",
         r"Unrecognized model in .*model_type",
         "config.json is absent or empty: `deploy up --from shards` completes the weights",
@@ -150,9 +158,20 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "weights-missing",
-        r"Cannot find any model weights with",
+        r"Cannot find any model weights with|FileNotFoundError: .*\.safetensors",
         "no weights in model.path: `deploy up --from shards`",
         last=True,
+    ),
+    _rule(
+        "weights-missing",
+        r"Local snapshot incomplete for|LocalEntryNotFoundError: ",
+        "files of the model are missing in model.path: `deploy up --from shards`",
+        passing=True,
+    ),
+    _rule(
+        "disk-error",
+        r"\bos error 5\b|\[Errno 5\]|(?:Error|error): .*Input/output error",
+        "a disk of the target cannot be read: see the host's `dmesg`, and check the disk",
     ),
     _rule(
         "weights-corrupt",
@@ -202,8 +221,11 @@ RULES: tuple[Rule, ...] = (
         "gpu-unsupported",
         r"no kernel image is available for execution"
         r"|not compatible with the current PyTorch installation"
-        r"|requires (?:a )?(?:CUDA )?compute capability|is not supported on this GPU",
-        "this build has no kernels for this GPU: choose another engine.version",
+        r"|requires (?:a )?(?:CUDA )?compute capability|is not supported on this GPU"
+        r"|Error: .*(?:requires SM\b|Minimum capability: |compute capability of at least)"
+        r"|Error: .*not supported for the current GPU",
+        "this GPU cannot run that: another serve.args attention-backend, dtype or quantization, "
+        "or an engine.version that has kernels for it",
         passing=True,
     ),
     _rule(
@@ -222,19 +244,20 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "gpu-occupied",
-        r"memory capacity is unbalanced",
+        r"memory capacity is unbalanced|CUDA-capable device\(s\) is/are busy or unavailable",
         "another process holds memory of one GPU: `deploy doctor` names it",
     ),
     _rule(
         "graph-capture-out-of-memory",
-        r"Capture cuda graph failed: .*out of memory",
+        r"Capture (?:[\w-]+ )*(?i:cuda graph) failed: .*out of memory",
         "lower serve.args mem-fraction-static or cuda-graph-max-bs",
         next_variant=True,
         last=True,
     ),
     _rule(
         "graph-capture-out-of-memory",
-        r"OutOfMemoryError: CUDA out of memory",
+        r"OutOfMemoryError: CUDA out of memory|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
         "lower serve.args mem-fraction-static or cuda-graph-max-bs",
         next_variant=True,
         last=True,
@@ -259,7 +282,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "out-of-memory",
-        r"OutOfMemoryError: CUDA out of memory|CUDA error: out of memory",
+        r"OutOfMemoryError: CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
         "lower serve.args mem-fraction-static, context-length or max-running-requests",
         next_variant=True,
         last=True,
@@ -282,8 +306,15 @@ RULES: tuple[Rule, ...] = (
         "the venv lacks sglang: `deploy up --from venv`",
     ),
     _rule(
+        "system-too-old",
+        r"version `?(?:GLIBC|GLIBCXX|CXXABI)_[\d.]+'? not found",
+        "the container's distribution is older than this engine's wheels: a newer one (glibc), or "
+        "an older engine.version",
+    ),
+    _rule(
         "library-missing",
-        r"ImportError: \S+\.so[.\d]*: cannot open shared object file"
+        r"(?:ImportError|OSError): \S+\.so[.\d]*: "
+        r"(?:cannot open shared object file|undefined symbol)"
         r"|ImportError: (?:cannot import name .* from 'sgl_kernel'|Can not import FA3)",
         "the venv does not fit this machine (a CUDA library is missing): `deploy up --from venv`",
         passing=True,
@@ -295,6 +326,13 @@ RULES: tuple[Rule, ...] = (
         r"|Python\.h: No such file",
         "this engine compiles kernels at the first start: install nvcc (CUDA toolkit) and ninja",
         passing=True,
+    ),
+    _rule(
+        "kernel-build-failed",
+        r"Error building extension|Command '\['ninja'|ninja exited with status|nvcc fatal"
+        r"|ninja: build stopped",
+        "a kernel could not be compiled at the start: see the compiler's lines in the log; nvcc's "
+        "version must fit the venv's CUDA",
     ),
     _rule(
         "cuda-fault",
@@ -325,7 +363,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "graph-capture-failed",
-        r"Capture (?:\w+ )?cuda graph failed:",
+        r"Capture (?:[\w-]+ )*(?i:cuda graph) failed:",
         "graph capture failed: try serve.args disable-cuda-graph: true to see the server run",
         next_variant=True,
         last=True,
@@ -337,6 +375,12 @@ RULES: tuple[Rule, ...] = (
         next_variant=True,
     ),
     _rule(
+        "process-limit",
+        r"can't start new thread|BlockingIOError: \[Errno 11\]|pthread_create failed"
+        r"|[Cc]annot fork|fork: (?:retry: )?Resource temporarily unavailable",
+        "no process or thread may be started any more: raise the container's limit of processes",
+    ),
+    _rule(
         "too-many-files",
         r"Too many open files",
         "the limit of open files is too low in the container: raise its nofile limit",
@@ -345,7 +389,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "python-module-missing",
         r"^(?:- )?(?:\[[^\]]*\] )?"
-        r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*required))",
+        r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*required)"
+        r"|\w+: .* is installed with version .* minimum required)",
         "the venv lacks a package or holds a wrong version: `deploy up --from venv`",
         last=True,
         passing=True,
@@ -367,13 +412,13 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "child-killed",
         r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9"
-        r"|scheduler died during initialization \(exit code: -9\)",
+        r"|scheduler died during initialization \(exit code: -9\)|\] Exit code: -9\s*$",
         "a worker was killed from outside (out of host memory?): read `dmesg` on the host",
     ),
     _rule(
         "child-crashed",
         r"Subprocess \S+ \(pid=\d+\) crashed with exit code"
-        r"|scheduler died during initialization \(exit code:",
+        r"|scheduler died during initialization \(exit code:|Rank \d+ scheduler is dead",
         "a worker process crashed; the next variant may do without what crashed",
         next_variant=True,
     ),

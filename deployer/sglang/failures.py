@@ -35,6 +35,8 @@ MAX_LINE = 500
 
 
 EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt): ?.*\S")
+RESOLVING = re.compile(r'^\s*File "[^"]*/(?:server_args|arg_groups/\w+)\.py"')
+"""A traceback through the code that resolves the arguments."""
 FATAL_WHILE_ALIVE = re.compile(r"\[Errno 98\].*address already in use")
 
 
@@ -88,6 +90,18 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
             False,
         )
     raised = [line for line in telling if EXCEPTION.match(line)]
+    if raised and any("CUDA error: " in line for line in raised):
+        cause = next(line for line in raised if "CUDA error: " in line)
+        return Failure(
+            "cuda-fault", _cut(cause), "a GPU kernel failed: read the host's dmesg", True
+        )
+    if raised and phase in ("starting", "args") and any(RESOLVING.search(one) for one in lines):
+        return Failure(
+            "arguments-refused",
+            _cut(raised[-1]),
+            "the engine refuses this combination of arguments: change serve.args as the line says",
+            False,
+        )
     if raised:
         return Failure(
             "exception",
@@ -104,8 +118,10 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
     )
 
 
-LAST: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.cls == "child-crashed")
-"""A worker that raised has said why before; it may have said it before another rank went on."""
+LAST: tuple[Rule, ...] = tuple(
+    rule for rule in RULES if rule.cls in ("kernel-build-failed", "child-crashed")
+)
+"""Who raised has said why before; it may have said it before another rank went on."""
 FIRM: tuple[Rule, ...] = tuple(rule for rule in RULES if rule not in LAST)
 PASSING: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.passing)
 """Rules whose text a launch may survive."""
