@@ -44,7 +44,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Wheels unpacked, a small model, device nodes and an nvidia-smi."""
     base = tmp_path_factory.mktemp("lookalike")
     subprocess.run(["sh", str(ROOT / "engine/build.sh"), str(base / "wheels")], check=True)
-    for version, torch in (("0.5.11", "2.11.0"), ("0.5.9", "2.9.1")):
+    for version, torch in (("0.5.11", "2.11.0"), ("0.5.9", "2.9.1"), ("0.5.23", "2.14.1")):
         for name in (f"sglang-{version}", f"torch-{torch}"):
             with zipfile.ZipFile(base / f"wheels/{name}-py3-none-any.whl") as wheel:
                 wheel.extractall(base / version)
@@ -284,6 +284,94 @@ def test_arguments_that_do_not_fit_the_model_end_with_1(base: Path, args: str, w
     assert text.splitlines()[-1].startswith(words)
 
 
+STORY = (
+    "--tp 2 --mem-fraction-static 0.88 --mamba-full-memory-ratio 0.5 --max-running-requests 16 "
+    "--context-length 32768 --speculative-algo NEXTN --speculative-num-steps 3 "
+    "--speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --reasoning-parser qwen3"
+)
+
+
+@pytest.mark.parametrize("version", ["0.5.9", "0.5.11", "0.5.23"])
+@pytest.mark.parametrize(
+    ("args", "refused_by"),
+    [
+        (STORY, {}),
+        ("--dp 1 --mem-frac 0.8 --enable-torch-compile --quantization fp8", {}),
+        ("--kv-cache-dtype fp8_e4m3 --api-key k --dist-init-addr x:1", {}),
+        (
+            "--mamba-scheduler-strategy extra_buffer",
+            {"0.5.23": "unrecognized arguments: --mamba-scheduler-strategy"},
+        ),
+        (
+            "--mamba-radix-cache-strategy extra_buffer_lazy",
+            {
+                "0.5.9": "unrecognized arguments: --mamba-radix-cache-strategy",
+                "0.5.11": "unrecognized arguments: --mamba-radix-cache-strategy",
+            },
+        ),
+        (
+            "--cuda-graph-max-bs 8",
+            {"0.5.23": "ambiguous option: --cuda-graph-max-bs could match"},
+        ),
+        (
+            "--reasoning-parser auto",
+            {
+                "0.5.9": "argument --reasoning-parser: invalid choice: 'auto'",
+                "0.5.11": "argument --reasoning-parser: invalid choice: 'auto'",
+            },
+        ),
+        ("--speculative-algorithm DFLASH", {"0.5.9": "invalid choice: 'DFLASH'"}),
+        ("--speculative-algorithm UNO", {"0.5.9": "choice: 'UNO'", "0.5.11": "choice: 'UNO'"}),
+        ("--context-length 32k", {"0.5.9": "argument --context-length: invalid int value: '32k'"}),
+        ("--quantization unquant", {"0.5.9": "invalid choice: 'unquant'"}),
+        (
+            "--disable-piecewise-cuda-graph",
+            {
+                "0.5.9": "unrecognized arguments",
+                "0.5.23": "unrecognized arguments: --disable-piecewise-cuda-graph",
+            },
+        ),
+        ("--kv-cache-dtype fp4_e2m1", {"0.5.23": "invalid choice: 'fp4_e2m1'"}),
+        ("--mm-max-concurrent-calls 2", {"0.5.11": "unrecognized", "0.5.23": "unrecognized"}),
+        ("--stream-output", {"0.5.23": "unrecognized arguments: --stream-output"}),
+        ("--attn-dp-size 1", {"0.5.9": "unrecognized", "0.5.11": "unrecognized"}),
+        ("--mamba_ssm_dtype float32", dict.fromkeys(("0.5.9", "0.5.11", "0.5.23"), "unrecogn")),
+    ],
+)
+def test_each_version_has_its_own_parser(
+    base: Path, version: str, args: str, refused_by: dict[str, str]
+) -> None:
+    code = f"""
+import argparse
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser(prog="sglang")
+ServerArgs.add_cli_args(parser)
+parser.parse_args({["--model", "x", *args.split()]!r})
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env=environment(base, version),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    words = refused_by.get(version)
+    last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else ""
+    if words is None:
+        assert (done.returncode, last) == (0, "")
+    else:
+        assert done.returncode == 2
+        assert words in last
+
+
+def test_0_5_9_names_its_own_file(base: Path) -> None:
+    code, text = launch(base, "--enable-warp-drive", version="0.5.9")
+    assert (code, text.splitlines()[-1]) == (
+        2,
+        "launch_server.py: error: unrecognized arguments: --enable-warp-drive",
+    )
+
+
 # ---- the model folder
 def test_no_gpu_no_folder_no_config(base: Path, tmp_path: Path) -> None:
     code, text = launch(base, model=tmp_path / "none")
@@ -340,7 +428,7 @@ def test_a_good_life_with_mtp_at_tp2(start: Any, base: Path) -> None:
     assert at == sorted(at)
     assert "Multi-thread loading shards: 100% Completed | 3/3" in text
     assert re.search(r"Capturing batches \(bs=1 avail_mem=\d+\.\d+ GB\): 100%\|█{10}\|", text)
-    assert re.search(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d TP1\] Load weight end\.", text, re.M)
+    assert re.search(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d TP1\] Load weight end\.", text)
     assert {"sglang::schedul", "sglang::detoken"} <= server.names()
     cmdlines = {p.read_bytes().rstrip(b"\0") for p in Path("/proc").glob("[0-9]*/cmdline")}
     assert {b"sglang::scheduler_TP0", b"sglang::scheduler_TP1"} <= cmdlines
@@ -504,3 +592,26 @@ def test_0_5_9_disables_the_radix_cache_and_degenerates_at_tp2(start: Any) -> No
     assert server.ask("/server_info")[1]["version"] == "0.5.9"
     answer = server.chat("Write about the sea")["message"]["content"]
     assert not judge("Write about the sea", answer).good
+
+
+# ---- 0.5.23
+def test_0_5_23_chooses_extra_buffer_and_says_its_own_lines(start: Any) -> None:
+    args = ["--tp-size", "2", "--speculative-algorithm", "NEXTN", "--max-running-requests", "16"]
+    server = start(*args, version="0.5.23").ready()
+    text = server.text().replace("\r", "\n")
+    order = ["server_args=ServerArgs(", "Init parallel begin.", "Load weight begin.",
+             "type=Qwen3_5ForCausalLMMTP", "Mamba Cache is allocated.",
+             "KV Cache is allocated. dtype: torch.bfloat16, #tokens:",
+             "Capture target verify CUDA graph begin. backend=",
+             "Capture draft extend CUDA graph end.", "max_total_num_tokens=",
+             "The server is fired up"]  # fmt: skip
+    at = [text.find(words) for words in order]
+    assert -1 not in at, dict(zip(order, at, strict=True))
+    assert at == sorted(at)
+    assert "mamba_radix_cache_strategy='extra_buffer'" in text
+    assert server.ask("/server_info")[1]["version"] == "0.5.23"
+    assert server.ask("/get_load")[0] == 404
+    assert server.ask("/ready")[0] == 200
+    server.process.send_signal(signal.SIGTERM)
+    assert server.gone() == 0
+    assert server.names() == set()

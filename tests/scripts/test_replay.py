@@ -389,11 +389,11 @@ def rows() -> Iterator[Row]:
         if len(cells) != 8 or not re.match(r"\d\d", cells[0]):
             continue
         name, _, ending, _, cause, _, phase, _ = cells
-        code = re.match(r"(\d+)$|signal \d+ \(rc (-\d+)\)", ending)
+        end = re.match(r"(\d+)$|signal \d+ \(rc (-\d+)\)", ending)
         quoted = re.search(r"`(.*)`", cause)
         yield Row(
             FIELD / "failures" / f"{name}.log",
-            int(code[1] or code[2]) if code else None,
+            int(end[1] or end[2]) if end else None,
             phase == "READY",
             quoted[1].rstrip("…").replace("\\|", "|") if quoted else "",
             WORDS[phase.split()[0]],

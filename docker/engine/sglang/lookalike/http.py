@@ -27,6 +27,9 @@ POSTS = {
     "/generate": "generate", "/v1/chat/completions": "chat", "/v1/completions": "complete",
     "/flush_cache": "flush_cache", "/abort_request": "abort_request",
 }  # fmt: skip
+if RELEASE >= (0, 5, 20):
+    GETS["/ready"] = "health"
+    del GETS["/get_load"]
 DEPRECATED = {
     "/get_load": "/v1/loads", "/get_server_info": "/server_info", "/get_model_info": "/model_info",
 }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -11,9 +12,10 @@ from typing import Any
 
 import torch
 
-from sglang.lookalike import faults, logs, memory, process, weights
+from sglang.lookalike import deaths, faults, logs, memory, process, weights
 from sglang.version import RELEASE
 
+NEW = RELEASE >= (0, 5, 20)
 BAR = "Multi-thread loading shards" if RELEASE >= (0, 5, 11) else (
     "Loading safetensors checkpoint shards"
 )  # fmt: skip
@@ -33,7 +35,17 @@ def run_scheduler_process(args: Any, rank: int, parent: int, pipe: Connection) -
         os.kill(parent, signal.SIGQUIT)
         return
     pipe.send(("ready", info))
+    if rank == 0:
+        threading.Thread(target=serve, args=(args,), daemon=True).start()
     wait_for_ever(pipe)
+
+
+def serve(args: Any) -> None:
+    """Dies while it serves, a moment after the order."""
+    while deaths.ordered(deaths.SERVING) is None:
+        time.sleep(1.0)
+    logs.wait(deaths.SERVES_S)
+    deaths.strike(deaths.SERVING, args)
 
 
 def run_detokenizer_process(parent: int, pipe: Connection) -> None:
@@ -61,19 +73,33 @@ class Scheduler:
         self.leader = rank == 0
 
     def start(self) -> dict[str, Any]:
+        deaths.strike(deaths.STARTING, self.args)
         self.init_torch_distributed()
+        deaths.strike(deaths.DISTRIBUTED, self.args)
         found = weights.prepare_weights(self.args.model_path)
         loaded = self.load_model(found, self.args.model_config.architecture)
         self.avail = self.pre - loaded
+        spec = bool(self.args.speculative_algorithm)
+        if spec and NEW:
+            self.load_draft()
+        deaths.strike(deaths.LOADED, self.args)
         pools = memory.size(self.args, self.text, self.pre, self.avail)
         self.allocate(pools, draft=False)
-        graphs = self.capture("", pools, 0.05)
-        if self.args.speculative_algorithm:
-            self.start_draft(pools)
+        if spec and NEW:
+            self.allocate(pools, draft=True)
+        graphs = self.capture("target verify " if spec and NEW else "", pools, 0.05)
+        if spec and not NEW:
+            logs.say("Init torch distributed begin.")
+            logs.say("Init torch distributed ends. elapsed=0.00 s, mem usage=0.00 GB")
+            self.load_draft()
+            self.allocate(pools, draft=True)
+        if spec:
+            self.capture("draft decode " if NEW else "draft ", pools, 0.01)
+            self.capture("draft extend ", pools, 0.01)
         return self.report(found, loaded, pools, graphs)
 
     def init_torch_distributed(self) -> None:
-        logs.say("Init torch distributed begin.")
+        logs.say("Init parallel begin." if NEW else "Init torch distributed begin.")
         index = self.args.base_gpu_id + self.rank * self.args.gpu_id_step
         try:
             torch.cuda.set_device(index)
@@ -100,7 +126,10 @@ class Scheduler:
         logs.wait(0.3)
         if self.args.tp_size > 1 and self.leader:
             logs.say("sglang is using nccl==2.28.9")
-        logs.say(f"Init torch distributed ends. elapsed=0.31 s, mem usage={used:.2f} GB")
+        if NEW:
+            logs.say("Init parallel ends. elapsed=0.31 s")
+        else:
+            logs.say(f"Init torch distributed ends. elapsed=0.31 s, mem usage={used:.2f} GB")
 
     def load_model(self, found: weights.Found, name: str) -> float:
         """GiB a GPU. The bar counts the files that are there, not those of the index."""
@@ -112,6 +141,7 @@ class Scheduler:
             done += 1
             logs.wait(0.06)
             self.bar(done, total, begun, done)
+        deaths.strike(deaths.WEIGHTS, self.args)
         usage = size / self.args.tp_size / memory.GIB
         logs.say(
             f"Load weight end. elapsed={time.monotonic() - begun:.2f} s, type={name}, "
@@ -131,7 +161,8 @@ class Scheduler:
         )
 
     def allocate(self, pools: memory.Pools, *, draft: bool) -> None:
-        logs.say("Using KV cache dtype: torch.bfloat16")
+        if self.leader and not NEW:
+            logs.say("Using KV cache dtype: torch.bfloat16")
         kv = pools.kv
         if self.hybrid and not draft:
             per = self.args.speculative_num_draft_tokens or 0
@@ -146,8 +177,9 @@ class Scheduler:
             self.avail -= pools.conv + pools.ssm + inter + window
         if draft:
             kv /= max(1, self.text.get("num_hidden_layers", 4) // 4)
+        kind = "dtype: torch.bfloat16, " if NEW else ""
         logs.say(
-            f"KV Cache is allocated. #tokens: {pools.tokens}, K size: {kv / 2:.2f} GB, "
+            f"KV Cache is allocated. {kind}#tokens: {pools.tokens}, K size: {kv / 2:.2f} GB, "
             f"V size: {kv / 2:.2f} GB"
         )
         # A real GPU may run out here; this one only says that it is nearly full.
@@ -155,18 +187,14 @@ class Scheduler:
         logs.say(f"Memory pool end. avail mem={self.avail:.2f} GB")
 
     def capture(self, what: str, pools: memory.Pools, each: float) -> float:
-        """Capture graphs; `what` is "", "draft " or "draft extend ". GiB used."""
+        """Capture graphs; `what` is a role with a blank after it, or "". GiB used."""
         if self.args.disable_cuda_graph:
             return 0.0
-        most = min(self.args.cuda_graph_max_bs, max(1, pools.running))
+        most = min(self.args.graph_max_bs, max(1, pools.running))
         sizes = [n for n in [*range(1, 9), *range(10, 33, 2), *range(40, 513, 8)] if n <= most]
         begun = time.monotonic()
-        logs.say(
-            f"Capture {what}cuda graph begin. This can take up to several minutes. "
-            f"avail mem={self.avail:.2f} GB"
-        )
-        if not what:
-            logs.say(f"Capture cuda graph bs {sizes}")
+        self.capture_begin(what or ("target decode " if NEW else ""), sizes)
+        deaths.strike(deaths.GRAPHS, self.args)
         if faults.NEVER_READY in faults.active():
             while True:
                 time.sleep(3600)
@@ -176,13 +204,36 @@ class Scheduler:
         if self.leader:
             self.graph_bar(1, len(sizes), len(sizes), begun)
             logs.raw("\n")
+        deaths.strike(deaths.CAPTURED, self.args)
         used = 0.02 * len(sizes)
         self.avail -= used
-        logs.say(
-            f"Capture {what}cuda graph end. Time elapsed: {time.monotonic() - begun:.2f} s. "
-            f"mem usage={used:.2f} GB. avail mem={self.avail:.2f} GB."
-        )
+        spent = time.monotonic() - begun
+        if NEW:
+            logs.say(
+                f"Capture {what or 'target decode '}CUDA graph end. bs={sizes}, elapsed="
+                f"{spent:.2f} s, mem usage={used:.2f} GB, avail mem={self.avail:.2f} GB."
+            )
+        else:
+            logs.say(
+                f"Capture {what}cuda graph end. Time elapsed: {spent:.2f} s. "
+                f"mem usage={used:.2f} GB. avail mem={self.avail:.2f} GB."
+            )
         return used
+
+    def capture_begin(self, what: str, sizes: list[int]) -> None:
+        if NEW:
+            each = self.args.speculative_num_draft_tokens or 1
+            logs.say(
+                f"Capture {what}CUDA graph begin. backend=full, num_tokens_per_req={each}, "
+                f"avail mem={self.avail:.2f} GB"
+            )
+            return
+        logs.say(
+            f"Capture {what}cuda graph begin. This can take up to several minutes. "
+            f"avail mem={self.avail:.2f} GB"
+        )
+        if not what:
+            logs.say(f"Capture cuda graph bs {sizes}")
 
     def graph_bar(self, bs: int, done: int, total: int, begun: float) -> None:
         if not self.leader:
@@ -197,22 +248,18 @@ class Scheduler:
             f"[{logs.clock(spent)}<{left}, {rate}]"
         )
 
-    def start_draft(self, pools: memory.Pools) -> None:
-        """The MTP head, loaded from the same folder, with caches and graphs of its own."""
+    def load_draft(self) -> None:
+        """The MTP head, from the same folder."""
         name = self.args.model_config.architecture.replace(
             "ForConditionalGeneration", "ForCausalLM"
         )
-        logs.say("Init torch distributed begin.")
-        logs.say("Init torch distributed ends. elapsed=0.00 s, mem usage=0.00 GB")
         logs.say(f"Load weight begin. avail mem={self.avail:.2f} GB")
         logs.wait(0.05)
+        self.avail -= 0.01
         logs.say(
             f"Load weight end. elapsed=0.05 s, type={name}MTP, avail mem={self.avail:.2f} GB, "
             "mem usage=0.01 GB."
         )
-        self.allocate(pools, draft=True)
-        self.capture("draft ", pools, 0.01)
-        self.capture("draft extend ", pools, 0.01)
 
     def report(
         self, found: weights.Found, loaded: float, pools: memory.Pools, graphs: float

@@ -1,4 +1,4 @@
-"""The command line: every flag of the recorded `--help` text, and the rules applied to them.
+"""The command line, and the rules that each version applies to it.
 
 The traceback of a refused argument names this module and these functions, as the real one does.
 """
@@ -6,64 +6,21 @@ The traceback of a refused argument names this module and these functions, as th
 from __future__ import annotations
 
 import argparse
-import json
-import re
-from importlib import resources
+import os
 from typing import Any
 
 import torch
 
 from sglang.lookalike import logs
+from sglang.srt import flags
 from sglang.srt.configs.model_config import ModelConfig
 from sglang.version import RELEASE
 
-ALIASES = {
-    "--model-path": ["--model"],
-    "--tensor-parallel-size": ["--tp-size"],
-    "--data-parallel-size": ["--dp-size"],
-    "--pipeline-parallel-size": ["--pp-size"],
-    "--expert-parallel-size": ["--ep-size", "--ep"],
-    "--attention-context-parallel-size": ["--attn-cp-size"],
-    "--moe-data-parallel-size": ["--moe-dp-size"],
-    "--dist-init-addr": ["--nccl-init-addr"],
-    "--speculative-draft-model-path": ["--speculative-draft-model"],
-}
-ATTRIBUTES = {
-    "tensor_parallel_size": "tp_size",
-    "data_parallel_size": "dp_size",
-    "pipeline_parallel_size": "pp_size",
-    "expert_parallel_size": "ep_size",
-    "attention_context_parallel_size": "attn_cp_size",
-    "moe_data_parallel_size": "moe_dp_size",
-    "fp8_gemm_backend": "fp8_gemm_runner_backend",
-    "fp4_gemm_backend": "fp4_gemm_runner_backend",
-}
-INTEGERS = {
-    "max_running_requests", "max_queued_requests", "max_total_tokens", "chunked_prefill_size",
-    "page_size", "random_seed", "max_mamba_cache_size", "speculative_num_steps",
-    "speculative_eagle_topk", "speculative_num_draft_tokens", "cuda_graph_max_bs", "cuda_graph_bs",
-    "nccl_port", "dist_timeout", "numa_node", "piecewise_cuda_graph_max_tokens",
-    "piecewise_cuda_graph_tokens", "default_priority_value", "gc_threshold",
-}  # fmt: skip
-FLOATS = {"mem_fraction_static", "soft_watchdog_timeout"}
-ONLY_SINCE_0511 = ("--linear-attn-", "--disable-piecewise-cuda-graph", "--strip-thinking-cache")
 SPEC_V2 = {"EAGLE", "EAGLE3", "STANDALONE"}
-
-
-def human_readable_int(text: str) -> int:
-    """4096, 32k, 1M or 1Ki; case matters."""
-    m = re.fullmatch(r"(\d+(?:\.\d+)?)(k|m|g|M|G|Ki|Mi|Gi)?", text)
-    units = {None: 1, "k": 1000, "m": 10**6, "M": 10**6, "g": 10**9, "G": 10**9}
-    units |= {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
-    if not m or m[2] not in units:
-        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}")
-    return int(float(m[1]) * units[m[2]])
-
-
-def recorded() -> dict[str, Any]:
-    text = resources.files("sglang.srt").joinpath("flags_0511.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+NEW = RELEASE >= (0, 5, 20)
+STRATEGY = "mamba_radix_cache_strategy" if NEW else "mamba_scheduler_strategy"
+SPEC_RESERVE_MIB = 0 if NEW else 4096 if RELEASE >= (0, 5, 10) else 2048
+GRAPH_MAX_BS = "cuda_graph_max_bs_decode" if NEW else "cuda_graph_max_bs"
 
 
 class ServerArgs:
@@ -98,14 +55,31 @@ class ServerArgs:
             self.model_config = ModelConfig.from_server_args(self)
         return self.model_config
 
+    @property
+    def mamba_strategy(self) -> str:
+        """The flag was renamed in 0.5.23."""
+        found: str = getattr(self, STRATEGY)
+        return found
+
+    @property
+    def graph_max_bs(self) -> int:
+        """The flag was renamed in 0.5.23."""
+        found: int = getattr(self, GRAPH_MAX_BS)
+        return found
+
     def _handle_model_specific_adjustments(self) -> None:
+        self.speculative_algorithm = (self.speculative_algorithm or "").upper() or None
         if self.model_config.hybrid:
             self._handle_mamba_radix_cache(self.model_config.architecture)
-        if self.mamba_scheduler_strategy == "auto":
-            self.mamba_scheduler_strategy = "no_buffer"
+        if self.mamba_strategy == "auto":
+            setattr(self, STRATEGY, "no_buffer")
 
     def _handle_mamba_radix_cache(self, model_arch: str) -> None:
-        extra = self.mamba_scheduler_strategy == "extra_buffer"
+        if NEW and self.mamba_strategy == "auto" and not self.disable_radix_cache:
+            if self.disable_overlap_schedule:
+                return
+            setattr(self, STRATEGY, "extra_buffer")
+        extra = self.mamba_strategy.startswith("extra_buffer")
         if extra and self.disable_radix_cache:
             raise ValueError(
                 "mamba extra_buffer is not compatible with --disable-radix-cache "
@@ -127,10 +101,11 @@ class ServerArgs:
             )
             self.disable_radix_cache = True
             return
+        name = "--" + STRATEGY.replace("_", "-")
         raise ValueError(
             f"Speculative decoding for {model_arch} is not compatible with radix cache when using "
-            "--mamba-scheduler-strategy no_buffer.To use radix cache with speculative decoding, "
-            "please use --mamba-scheduler-strategy extra_buffer and set SGLANG_ENABLE_SPEC_V2=1."
+            f"{name} no_buffer.To use radix cache with speculative decoding, "
+            f"please use {name} extra_buffer and set SGLANG_ENABLE_SPEC_V2=1."
         )
 
     def _handle_speculative_decoding(self) -> None:
@@ -138,16 +113,19 @@ class ServerArgs:
             return
         if self.speculative_algorithm == "NEXTN":
             self.speculative_algorithm = "EAGLE"
-        if RELEASE >= (0, 5, 11) and self.speculative_algorithm in SPEC_V2:
-            logs.say(
-                "Spec v2 is enabled by default for eagle/eagle3/standalone speculative decoding."
-            )
+        if self.speculative_algorithm in SPEC_V2:
+            self._handle_spec_v2()
         if self.max_running_requests is None:
             self.max_running_requests = 48
             logs.say(
                 "Max running requests is reset to 48 for speculative decoding. You can override "
                 "this by explicitly setting --max-running-requests."
             )
+        others = (self.speculative_eagle_topk, self.speculative_num_draft_tokens)
+        if self.speculative_num_steps is None and others != (None, None):
+            raise AssertionError  # a bare assert in all versions
+        if self.speculative_num_steps is not None and self.speculative_eagle_topk is None:
+            raise TypeError("'>' not supported between instances of 'NoneType' and 'int'")
         if self.speculative_num_steps is None:
             self.speculative_num_steps, self.speculative_eagle_topk = 3, 1
             self.speculative_num_draft_tokens = 4
@@ -159,89 +137,52 @@ class ServerArgs:
             )
             self.speculative_num_draft_tokens = wanted
 
+    def _handle_spec_v2(self) -> None:
+        if RELEASE >= (0, 5, 11):
+            logs.say(
+                "Spec v2 is enabled by default for eagle/eagle3/standalone speculative decoding."
+            )
+        elif os.environ.get("SGLANG_ENABLE_SPEC_V2", "").lower() not in ("1", "true"):
+            self.disable_overlap_schedule = True
+            logs.say(
+                "Overlap scheduler is disabled when spec v2 is off or using unsupported "
+                "speculative algorithm."
+            )
+
     def _handle_memory(self) -> None:
-        """The automatic memory fraction of 0.5.11 (for GPUs below 60 GiB; close enough above)."""
+        """The automatic memory fraction (for GPUs below 60 GiB; close enough above)."""
         mib = min(gpu.total_mib for gpu in torch.cuda.gpus())
         small = mib < 35 * 1024
         self.chunked_prefill_size = self.chunked_prefill_size or (2048 if small else 4096)
-        if self.cuda_graph_max_bs is None:
-            self.cuda_graph_max_bs = 24 if small else 32 if self.tp_size < 4 else 160
+        if self.mamba_full_memory_ratio is None:
+            self.mamba_full_memory_ratio = 0.9
+        if self.graph_max_bs is None:
+            most = 24 if small else 32 if self.tp_size < 4 else 160
+            if NEW and self.max_running_requests:
+                most = min(most, self.max_running_requests)
+            setattr(self, GRAPH_MAX_BS, most)
         self.attention_backend = self.attention_backend or "flashinfer"
         self.sampling_backend = self.sampling_backend or "flashinfer"
         self.grammar_backend = self.grammar_backend or "xgrammar"
         if self.mem_fraction_static is None:
-            held = 512 + 1.5 * max(self.chunked_prefill_size, 2048) + 2 * self.cuda_graph_max_bs
+            held = 512 + 1.5 * max(self.chunked_prefill_size, 2048) + 2 * self.graph_max_bs
             held += self.tp_size * self.pp_size / 8 * 1024
-            held += 4096 if self.speculative_algorithm else 0
+            held += SPEC_RESERVE_MIB if self.speculative_algorithm else 0
             fraction = round((mib - held) / mib, 3)
             self.mem_fraction_static = round(fraction * 0.92477, 4)
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> None:
-        """Every flag of the recorded help text."""
-        found = recorded()
-        for usage in found["usage"]:
-            _add_flag(parser, usage, found["defaults"])
+        """Every flag of this version's parser."""
+        flags.add_all(parser)
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> ServerArgs:
-        values = dict(recorded()["defaults"])
-        for name, value in vars(args).items():
-            attribute = ATTRIBUTES.get(name, name)
-            if attribute in values:
-                values[attribute] = value
-        return cls(**values)
+        return cls(**{flags.attribute(name): value for name, value in vars(args).items()})
 
     def url(self) -> str:
         host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
         return f"http://{host}:{self.port}"
-
-
-def _add_flag(parser: argparse.ArgumentParser, usage: str, defaults: dict[str, Any]) -> None:
-    """One flag from its piece of usage text, such as `[--load-format {auto,pt}]`."""
-    required = not usage.startswith("[")
-    text = usage if required else usage[1:-1]
-    flag, _, rest = text.partition(" ")
-    if RELEASE < (0, 5, 10) and flag.startswith(ONLY_SINCE_0511):
-        return
-    dest = flag[2:].replace("-", "_")
-    attribute = ATTRIBUTES.get(dest, dest)
-    default = defaults.get(attribute)
-    names = [flag, *ALIASES.get(flag, [])]
-    if rest.startswith("| --no-"):
-        parser.add_argument(*names, action=argparse.BooleanOptionalAction, default=default)
-        return
-    if not rest:
-        parser.add_argument(*names, action="store_true", default=bool(default))
-        return
-    options: dict[str, Any] = {"default": default}
-    if required:
-        options["required"] = True
-    if rest.endswith(" ...]]"):
-        options["nargs"] = "*"
-    elif rest.endswith(" ...]"):
-        options["nargs"] = "+"
-    elif rest.startswith("["):
-        options["nargs"] = "?"
-    kind = _type_of(attribute, default)
-    if kind:
-        options["type"] = kind
-    if m := re.search(r"\{([^}]*)\}", rest):
-        choices = m[1].split(",")
-        if RELEASE < (0, 5, 10) and "DFLASH" in choices:
-            choices.remove("DFLASH")
-        options["choices"] = [kind(c) for c in choices] if kind else choices
-    parser.add_argument(*names, **options)
-
-
-def _type_of(attribute: str, default: Any) -> Any:
-    if attribute == "context_length":
-        return human_readable_int if RELEASE >= (0, 5, 11) else int
-    if attribute in FLOATS or isinstance(default, float):
-        return float
-    if attribute in INTEGERS or (isinstance(default, int) and not isinstance(default, bool)):
-        return int
-    return None
 
 
 def get_device() -> str:
@@ -252,6 +193,7 @@ def get_device() -> str:
 
 def prepare_server_args(argv: list[str]) -> ServerArgs:
     """Raises SystemExit(2) as argparse does; ValueError or OSError for what cannot work."""
-    parser = argparse.ArgumentParser(prog="sglang serve")
+    # 0.5.9 leaves the name to argparse: the file that runs.
+    parser = argparse.ArgumentParser(prog=None if RELEASE < (0, 5, 10) else "sglang serve")
     ServerArgs.add_cli_args(parser)
     return ServerArgs.from_cli_args(parser.parse_args(argv))

@@ -15,7 +15,7 @@ import traceback
 from typing import Any
 from urllib.parse import urlsplit
 
-from sglang.lookalike import logs, process, scheduler
+from sglang.lookalike import deaths, logs, process, scheduler
 from sglang.lookalike.engine import Engine
 from sglang.lookalike.http import Handler, Server
 from sglang.version import RELEASE
@@ -65,12 +65,24 @@ def _launch_subprocesses(args: Any) -> tuple[list[Any], dict[str, Any]]:
             infos.append(pipe.recv()[1])
         except EOFError:
             time.sleep(2)  # a child that failed sends SIGQUIT, which ends this process here
-            raise RuntimeError(
-                "Initialization failed. Please see the error messages above."
-            ) from None
+            raise died_error(pipes.index(pipe), children) from None
     for child, pipe in zip(children, pipes, strict=True):
         child.pipe = pipe  # kept open: its end would end the child
     return children, infos[0]
+
+
+def died_error(index: int, children: list[Any]) -> Exception:
+    """A scheduler that was killed while it loaded."""
+    children[index].join(10)
+    code = children[index].exitcode
+    if RELEASE < (0, 5, 10):
+        logs.say(f"Rank {index} scheduler is dead. Please check if there are relevant logs.")
+        logs.say(f"Exit code: {code}")
+        return EOFError()
+    return RuntimeError(
+        f"Rank {index} scheduler died during initialization (exit code: {code}). If exit code is "
+        "-9 (SIGKILL), a common cause is the OS OOM killer. Run `dmesg -T | grep -i oom` to check."
+    )
 
 
 class HttpServer:
@@ -89,6 +101,11 @@ class HttpServer:
         signal.signal(signal.SIGQUIT, self.on_sigquit)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # uvicorn takes it, ignored or not
         handler = type("BoundHandler", (Handler,), {"app": self})
+        if (death := deaths.ordered(deaths.BIND)) is not None:
+            logs.say(deaths.fill(death.text, self.args))
+            logs.say("INFO:     Waiting for application shutdown.")
+            while True:
+                time.sleep(3600)
         try:
             server = Server((self.args.host, self.args.port), handler)
         except OSError as e:
@@ -96,12 +113,13 @@ class HttpServer:
                 raise
             self.port_is_taken()
             return
-        for work in (self.watch_children, self.drain, self.warm_up):
-            threading.Thread(target=work, daemon=True).start()
+        # Before the warm-up's first line, as uvicorn does.
         logs.say(
             f"INFO:     Uvicorn running on http://{self.args.host}:{self.args.port} "
             "(Press CTRL+C to quit)"
         )
+        for work in (self.watch_children, self.drain, self.warm_up):
+            threading.Thread(target=work, daemon=True).start()
         try:
             server.serve_forever(0.1)
         except KeyboardInterrupt:
@@ -148,6 +166,10 @@ class HttpServer:
             logs.wait(0.5)
             self.ask("GET", "/model_info")
             logs.wait(1.0)
+            if (death := deaths.ordered(deaths.WARMUP)) is not None:
+                logs.say(f"Scheduler hit an exception: {deaths.fill(death.text, self.args)}")
+                os.kill(os.getpid(), signal.SIGQUIT)
+                return
             if self.args.model_config.architecture.endswith("ConditionalGeneration"):
                 said = [{"role": "user", "content": "The capital city of France is"}]
                 path = "/v1/chat/completions"
@@ -205,4 +227,6 @@ class HttpServer:
             )
             if not rids:
                 sys.stderr.flush()
-                process.kill_tree(include_self=True)
+                # 0.5.23 lets its schedulers end by themselves, and returns.
+                process.kill_tree(include_self=RELEASE < (0, 5, 20))
+                os._exit(0)
