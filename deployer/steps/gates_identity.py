@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from deployer.sglang.mtphead import headless
 from deployer.steps.gates_bench import Bench, GateFault
 from deployer.steps.gates_judge import Fault, Record, refused
 from deployer.steps.gates_memory import grown, used_by_gpu
-from deployer.steps.gates_speculation import DRAFT_FLAGS, wanted
+from deployer.steps.gates_speculation import wanted
 from deployer.steps.launch_wait import is_ready
 from deployer.steps.verify_prompts import HELLO
 
@@ -15,8 +16,6 @@ HEALTH_TIMEOUT_S = 20.0
 """Within which SGLang itself waits for a token; asking faster piles up requests in it."""
 QUICK_S = 5.0
 ALIVE_EVERY_S = 5.0
-OWN_HEAD = ("NEXTN", "EAGLE")
-"""Algorithms that draft with the checkpoint's own head unless a draft model is named."""
 
 
 def identity(bench: Bench) -> str:
@@ -63,23 +62,9 @@ def weights(bench: Bench) -> str:
                 f"`deploy up {want.id} --from shards` brings them, `deploy restart` loads them",
             )
         )
-    algorithm = next(
-        (str(bench.args[f]) for f in DRAFT_FLAGS if f in bench.args),
-        "",
-    )
-    own_head = algorithm.upper() in OWN_HEAD and not any(
-        flag in bench.args for flag in ("speculative-draft-model-path", "speculative-draft-model")
-    )
-    if wanted(bench) and own_head and found["mtp"] is False:
-        raise GateFault(
-            Fault(
-                "config",
-                f"speculation ({algorithm}) is on, but none of {found['tensors']} tensors is of an "
-                "MTP head: its drafts come from nowhere",
-                "",
-                "launch a variant without speculative-* arguments",
-            )
-        )
+    if wanted(bench) and (missing := headless(bench.args, found["mtp"])):
+        why = f"{missing[0].reason} (none of {found['tensors']} tensors is of one)"
+        raise GateFault(Fault("config", why, "", missing[0].change))
     head = {True: ", with an MTP head", False: "", None: ""}[found["mtp"]]
     by = "the index" if found["indexed"] else "the folder"
     return f"{found['shards']} files of {by} whole, {found['tensors']} tensors{head}"

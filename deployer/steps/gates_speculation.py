@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from deployer.sglang.acceptance import Acceptance, Drafts, acceptance, of_meta
+from deployer.sglang.mtphead import ALGORITHM_FLAGS
 from deployer.sglang.quality import tokens
 from deployer.steps.gates_bench import Asked, Bench, GateFault
 from deployer.steps.gates_judge import Fault, Record, whole
@@ -15,13 +16,12 @@ REPETITIVE = 0.6
 PROBE_TOKENS = 256
 ZERO_RUN = 20
 """So many of token id 0 in a row no model means: it is what an empty page of the cache gives."""
-DRAFT_FLAGS = ("speculative-algorithm", "speculative-algo")
 
 
 def wanted(bench: Bench) -> bool:
     """Does the launch speculate, by the server's word or by its arguments?"""
     told = bench.info.get("speculative_algorithm")
-    return bool(told or any(bench.args.get(flag) for flag in DRAFT_FLAGS))
+    return bool(told or any(bench.args.get(flag) for flag in ALGORITHM_FLAGS))
 
 
 def speculation(bench: Bench) -> str:

@@ -10,6 +10,7 @@ from deployer.deployment import Deployment
 from deployer.model import Probe, ProbeOutput
 from deployer.remote.jobs import ROOT, JobIdentity
 from deployer.sglang.compat import Problem, check
+from deployer.sglang.mtphead import has_head, headless
 from deployer.shell import assignments
 from deployer.steps.server_wanted import LaunchNote, server_job_name
 
@@ -75,6 +76,14 @@ for info in "$venv"/lib/python3*/site-packages/sglang-*.dist-info; do
   [ ! -d "$info" ] || put engine "${info##*/}"
 done
 [ ! -f "$model/config.json" ] || put config "$(head -c 65536 "$model/config.json" | tr '\n\r' '  ')"
+index=$model/model.safetensors.index.json
+if [ -f "$index" ]; then
+  if grep -q -E '"([^"]*\.)?mtp[._]|\.eh_proj\.|\.nextn[._]' "$index"; then
+    put head yes
+  else
+    put head no
+  fi
+fi
 value=
 { read -r value </sys/module/nvidia/version; } 2>/dev/null && put driver "$value"
 :
@@ -131,6 +140,8 @@ class ServerFact:
     config: str = ""
     """The text of the model's config.json, its first 64 KiB."""
     driver: str | None = None
+    head: bool | None = None
+    """Do the tensors of the index include an MTP head? None without an index."""
 
     @property
     def strangers(self) -> tuple[PortOwner, ...]:
@@ -192,6 +203,7 @@ def parse_server(output: ProbeOutput) -> ServerFact:
         model_type=_config(values.get("config", "")),
         config=values.get("config", ""),
         driver=values.get("driver"),
+        head={"yes": True, "no": False}.get(values.get("head", "")),
     )
 
 
@@ -252,4 +264,6 @@ def problems_of(want: Deployment, fact: ServerFact, variant: str) -> list[Proble
     """What is known to speak against this variant on this engine, model and driver."""
     driver = fact.driver or want.playbook.driver.version
     version = fact.engine or want.playbook.engine.version
-    return check(version, want.serve_args(variant), fact.model_type, driver)
+    args = want.serve_args(variant)
+    known = check(version, args, fact.model_type, driver)
+    return [*known, *headless(args, has_head(fact.config, fact.head))]

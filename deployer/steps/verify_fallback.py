@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from deployer.errors import GateFailed, StepBlocked, StepFailed, Unreachable
 from deployer.model import PlanState
 from deployer.remote.jobs import JobIdentity
+from deployer.sglang.mtphead import ALGORITHM_FLAGS
 from deployer.state import Launch
 from deployer.steps.base import StepContext
 from deployer.steps.gates_bench import Bench, GateFault
 from deployer.steps.gates_identity import identity
-from deployer.steps.gates_speculation import DRAFT_FLAGS
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_ladder import Fall
 from deployer.steps.launch_wait import LaunchFailed
@@ -71,7 +71,7 @@ class Fallback:
             fall.failed(failed, f"gate-{self.failure.gate.replace(' ', '-')}")
         while (rung := fall.next()) is not None:
             there = rung.deployment(want)
-            if not any(there.serve_args().get(flag) for flag in DRAFT_FLAGS):
+            if not any(there.serve_args().get(flag) for flag in ALGORITHM_FLAGS):
                 known = problems_of(there, self.fact, rung.variant)
                 return None if known else (rung, fall.note(rung))
         return None

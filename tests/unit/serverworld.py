@@ -10,7 +10,7 @@ from deployer.deployment import Deployment
 from deployer.events import Bus, Event
 from deployer.inventory import Host
 from deployer.model import Facts, Where
-from deployer.playbook import Playbook
+from deployer.playbook import ArgValue, Playbook
 from deployer.remote.jobs import JobIdentity, JobStatus, StopProof
 from deployer.remote.transport import Answer
 from deployer.state import DeploymentState, Manifest
@@ -21,7 +21,7 @@ from deployer.steps.server_wanted import LaunchNote, fingerprint
 BOOT = "f134fadd-f7ce-427f-87fc-5628b2e07360"
 IDENTITY = JobIdentity("server-qwen", "20261130-065012-ab12", 4242, 1000, BOOT, 4240)
 MANIFEST = Manifest(repo="acme/tiny", asked="main", commit="c0ffee", files=[])
-MTP = {
+MTP: dict[str, ArgValue] = {
     "speculative-algorithm": "NEXTN",
     "speculative-num-steps": 3,
     "speculative-eagle-topk": 1,

@@ -1,0 +1,192 @@
+"""After a failed gate of `up`: which side is broken, and what serves then."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from gateworld import WANT, Model, Reply, ready
+from serverworld import (
+    IDENTITY,
+    Context,
+    FakeJobs,
+    Script,
+    deployment,
+    fact,
+    facts,
+    owner,
+    server_job,
+    state,
+)
+
+from deployer.errors import GateFailed, RemoteCommandFailed
+from deployer.events import Event, GateChecked, Note
+from deployer.model import Facts
+from deployer.state import DeploymentState, Launch
+from deployer.steps import launch_wait, verify_fallback
+from deployer.steps.serving_fact import ServingFact
+from deployer.steps.verify import VerifyStep
+from deployer.steps.verify_fallback import Fallback
+
+SERVING = fact(job=server_job(WANT), owners=(owner(),), listening=True)
+UP = [b"[x] Load weight begin.\n", b"[x] The server is fired up and ready to roll!\n"]
+OOM = b"[x] RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.\n"
+
+
+class World:
+    """`mtp` runs and is bad; what a later launch says is up to `later`."""
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        later: bool,
+        *,
+        jobs: FakeJobs | None = None,
+        own: DeploymentState | None = None,
+        **rules: Any,
+    ) -> None:
+        want = deployment(gates={"burst": 3, "min_tokens": 40, "alive_after_s": 1, **rules})
+        self.jobs = jobs or FakeJobs([Script(list(UP))])
+        self.ended: list[str] = []
+
+        def speak(request: Reply, reply: Reply) -> Reply | None:
+            launched = len(self.jobs.started)
+            bad = launched == 0 or not later
+            essay = str(request["prompt"]).startswith("Explain")
+            return {**reply, "content": "thinking\n\n" * 60} if bad and essay else None
+
+        self.model = Model(speak)
+        made, events, guest, clock = ready(
+            monkeypatch, self.model, self.jobs, want=want, own=own, smi=lambda: b""
+        )
+        self.context: Context = made
+        self.events: list[Event] = events
+        self.guest = guest
+        usual = Model().ask(None, None, [{"do": "ready"}])[0]
+        monkeypatch.setattr(launch_wait, "ask", lambda *words, **more: [usual])
+        answer = {"ok": True, "alive": True, "owned": True, "models": {"ids": ["tiny"]}}
+        self.light: Reply = {**answer, "completion": {"status": 200, "content": "Hello"}}
+        monkeypatch.setattr(verify_fallback, "ask", lambda *words, **more: [self.light])
+        monkeypatch.setattr(Fallback, "end_launch", lambda one: self.end())
+        self.step = VerifyStep(clock.now, clock.sleep)
+
+    def end(self) -> None:
+        state = self.context.state
+        self.ended.append(state.launches[-1].id)
+        for launch in state.launches:
+            if launch.verdict in {"starting", "ready", "good"}:
+                launch.verdict = "stopped"
+
+    def fail(self) -> GateFailed:
+        seen: Facts = facts(SERVING, ServingFact())
+        plan = self.step.plan(self.context.want, seen, self.context.state)
+        with pytest.raises(GateFailed) as caught:
+            self.step.apply(self.context, seen, plan)
+        assert caught.value.exit_code == 5
+        return caught.value
+
+    def verdicts(self) -> list[tuple[str, str]]:
+        return [(one.variant, one.verdict[:40]) for one in self.context.state.launches]
+
+
+def known_good() -> DeploymentState:
+    own = state()
+    good = Launch(id="old", variant="mtp", started=1.0, fingerprint="f", argv=["py", "--old"])
+    good.verdict = "stopped"
+    own.launches.append(good)
+    own.known_good = "old"
+    return own
+
+
+def test_speculation_is_the_broken_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=True)
+    error = world.fail()
+    assert "gate 'quality' failed" in error.what
+    assert "speculation is the broken side" in error.what
+    assert "has passed all gates and serves now" in error.what
+    assert "mend variant mtp" in error.fix
+    assert world.ended == [IDENTITY.id]
+    assert [variant for variant, _ in world.verdicts()] == ["mtp", "no-mtp"]
+    assert world.verdicts()[0][1].startswith("failed: gate 'quality'")
+    launch = world.context.state.launches[-1]
+    assert (launch.verdict, world.context.state.known_good) == ("good", launch.id)
+    note = json.loads(world.jobs.started[0]["files"]["launch"])
+    assert (note["variant"], note["fell_from"]) == ("no-mtp", ["mtp"])
+    gates = [one for one in world.events if isinstance(one, GateChecked)]
+    assert [one.gate for one in gates if not one.passed] == ["quality"]
+
+
+def test_the_same_without_speculation(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=False)
+    error = world.fail()
+    assert "the same prompts fail too" in error.what
+    assert "speculation is not the broken side" in error.what
+    assert "still runs, marked as failed" in error.what
+    assert [verdict[:6] for _, verdict in world.verdicts()] == ["failed", "failed"]
+    assert world.context.state.known_good == ""
+
+
+def test_without_speculation_it_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=True, jobs=FakeJobs([Script([OOM], -9, True)]))
+    error = world.fail()
+    assert "without speculation (variant no-mtp) it did not start: not-enough-memory" in error.what
+
+
+def test_the_known_good_launch_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = FakeJobs([Script(list(UP)), Script(list(UP))])
+    world = World(monkeypatch, later=False, jobs=jobs, own=known_good())
+    error = world.fail()
+    assert "the last known-good arguments (launch old) run again" in error.what
+    assert "it answers" in error.what
+    assert "exec py --old" in jobs.started[1]["script"]
+    assert len(world.ended) == 2
+    assert world.context.state.known_good == "old"
+
+
+def test_no_comparison_when_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=True, own=known_good(), ab_on_failure=False)
+    error = world.fail()
+    assert "broken side" not in error.what
+    assert "run again as launch" in error.what
+    assert len(world.jobs.started) == 1
+
+
+def test_a_restored_launch_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=True, own=known_good(), ab_on_failure=False)
+    world.light["completion"] = {"status": 503}
+    assert "but: a short request failed: 503" in world.fail().what
+
+
+@pytest.mark.parametrize(
+    ("rule", "ended", "words"),
+    [("stop", 1, "was stopped (gates.on_failure: stop)"), ("leave", 0, "gate 'quality' failed")],
+)
+def test_what_becomes_of_it(
+    monkeypatch: pytest.MonkeyPatch, rule: str, ended: int, words: str
+) -> None:
+    world = World(monkeypatch, later=True, ab_on_failure=False, on_failure=rule)
+    assert words in world.fail().what
+    assert len(world.ended) == ended
+    assert world.jobs.started == []
+
+
+def test_what_cannot_be_done_does_not_hide_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=True)
+
+    def refuse(*words: Any, **more: Any) -> Any:
+        raise RemoteCommandFailed("no space left")
+
+    monkeypatch.setattr(world.jobs, "start", refuse)
+    error = world.fail()
+    assert error.what.startswith("gate 'quality' failed")
+    assert "what was to follow could not be done: no space left" in error.what
+
+
+def test_a_dead_server_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=True, jobs=FakeJobs([], running=Script([], -9, True)))
+    error = world.fail()
+    assert "the server died during this gate" in error.what
+    assert world.jobs.started == []
+    told = [one.text for one in world.events if isinstance(one, Note)]
+    assert not any("without it" in text for text in told)
