@@ -28,6 +28,15 @@ Record = Callable[[str, str, dict[str, float]], None]
 """Writes (launch id, verdict, figures) into state and target."""
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What came of the same questions without speculation. `serves`: that launch is proven now."""
+
+    words: str
+    serves: bool
+    fix: str
+
+
 @dataclass
 class Fallback:
     """After the gates of `bench` failed with `failure`; its verdict is recorded already."""
@@ -43,22 +52,24 @@ class Fallback:
 
     def error(self) -> GateFailed:
         """Compares, restores or ends the launch; the failure with what came of it."""
-        rules, told, serves = self.bench.rules, [], False
+        rules, first, want = self.bench.rules, self.failure.error, self.context.want
+        told: list[str] = []
+        fix = first.fix
         try:
             rung = self.without_speculation() if rules.ab_on_failure else None
+            found: Compared | None = None
             if self.failure.comparable and rung is not None:
-                words, serves = self.compared(*rung)
-                told.append(words)
-            if not serves and rules.on_failure != "leave":
-                told.append(self.restored() or self.ended())
+                found = self.compared(*rung)
+                told.append(found.words)
+                fix = found.fix
+            if (found is None or not found.serves) and rules.on_failure != "leave":
+                if again := self.restored():
+                    fix = f"correct the playbook, then `deploy up {want.id}`; {fix}"
+                told.append(again or self.ended())
         except (StepFailed, Unreachable) as error:
             # The gate's failure is the one to tell; this one is told with it.
             told.append(f"what was to follow could not be done: {error.what}")
-        first = self.failure.error
         what = "; ".join([first.what, *(words for words in told if words)])
-        fix = first.fix
-        if serves:
-            fix = f"mend variant {self.bench.variant}, or take it out of the playbook's variants"
         return GateFailed(what, where=first.where, fix=fix, evidence=first.evidence)
 
     def without_speculation(self) -> tuple[Rung, LaunchNote] | None:
@@ -76,7 +87,7 @@ class Fallback:
                 return None if known else (rung, fall.note(rung))
         return None
 
-    def compared(self, rung: Rung, note: LaunchNote) -> tuple[str, bool]:
+    def compared(self, rung: Rung, note: LaunchNote) -> Compared:
         """The same questions to `rung`: which side is broken, and does that launch serve now?"""
         context, key = self.context, self.bench.api_key
         context.note(
@@ -92,10 +103,11 @@ class Fallback:
         except LaunchFailed as error:
             step._give_up(context, job, launch, error)
             cls = error.failure.cls
-            return f"without speculation (variant {rung.variant}) it did not start: {cls}", False
+            words = f"without speculation (variant {rung.variant}) it did not start: {cls}"
+            return Compared(words, False, error.failure.action)
         return self._judged(rung, job, launch)
 
-    def _judged(self, rung: Rung, job: JobIdentity, launch: Launch) -> tuple[str, bool]:
+    def _judged(self, rung: Rung, job: JobIdentity, launch: Launch) -> Compared:
         bench = Bench(
             self.context,
             job,
@@ -109,11 +121,13 @@ class Fallback:
         which = f"variant {rung.variant}, launch {launch.id}"
         if worse := self._same_questions(bench):
             self.record(launch.id, f"failed: as with speculation: {worse}", {})
-            return (
+            return Compared(
                 f"without speculation ({which}) the same prompts fail too ({worse}): speculation "
-                "is not the broken side; look at the weights, the engine's version and the "
-                "quantisation"
-            ), False
+                "is not the broken side",
+                False,
+                f"look at the weights (`deploy doctor {self.context.want.id} --rehash`), then at "
+                "the engine's version, quantisation and attention backend",
+            )
         side = (
             f"without speculation ({which}) the same prompts are answered well: speculation is "
             "the broken side"
@@ -123,9 +137,13 @@ class Fallback:
             figures = gates.run()
         except GateFailed as error:
             self.record(launch.id, f"failed: {error.what}", bench.figures)
-            return f"{side}; but that launch failed too: {error.what}", False
+            return Compared(f"{side}; but that launch failed too: {error.what}", False, error.fix)
         self.record(launch.id, "good", figures)
-        return f"{side}; launch {launch.id} has passed all gates and serves now", True
+        return Compared(
+            f"{side}; launch {launch.id} has passed all gates and serves now",
+            True,
+            f"mend variant {self.bench.variant}, or take it out of the playbook's variants",
+        )
 
     def _same_questions(self, bench: Bench) -> str:
         """What is wrong with the answers of the other server; '' when nothing is."""
@@ -145,7 +163,9 @@ class Fallback:
         good = next((one for one in state.launches if one.id == state.known_good), None)
         if good is None or not good.argv or good.verdict != "stopped":
             return ""
-        if good.fingerprint == state.launches[-1].fingerprint:
+        failed = [one for one in state.launches if one.id == self.bench.job.id]
+        if any(good.fingerprint == one.fingerprint for one in (*failed, state.launches[-1])):
+            # The same arguments would fail the same way.
             return ""
         self.end_launch()
         words = LaunchStep(self.now, self.sleep)._restore(self.context, key)

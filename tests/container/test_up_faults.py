@@ -217,7 +217,7 @@ def test_degenerate_answers_fail_the_gate(deployed: Project, fault: str) -> None
     assert done.exit == 5
     assert "thinking" in message(done)
     assert "gate " in message(done)
-    assert "--variant no-mtp" in message(done)
+    assert "speculation is not the broken side" in message(done)
     assert verdict(deployed).startswith("failed")
     failed = [one for one in last_run(deployed) if one.get("passed") is False]
     assert len(failed) == 1
@@ -236,6 +236,17 @@ def test_gates_are_run_again_after_a_failure(deployed: Project) -> None:
     assert "launch     nothing to do" in done.err
     assert "verify     done in " in done.err
     assert verdict(deployed) == "good"
+
+
+@with_fault("server-degenerate-mtp")
+def test_speculation_is_the_broken_side(deployed: Project, fault: str) -> None:
+    done = deployed.deploy("restart", "kpro5", "--variant", "mtp")
+    assert done.exit == 5
+    assert "speculation is the broken side" in message(done)
+    assert "serves now" in message(done)
+    assert verdict(deployed) == "good"
+    assert deployed.state()["launches"][-1]["variant"] == "no-mtp"
+    assert len(complete()) > 5
 
 
 @with_fault("server-dies-after-first")

@@ -20,6 +20,7 @@ from test_lookalike import MTP, Running, base, start  # noqa: E402, F401
 
 from deployer.errors import GateFailed  # noqa: E402
 from deployer.events import Event, GateChecked, Note  # noqa: E402
+from deployer.playbook import ArgValue  # noqa: E402
 from deployer.remote.jobs import JobIdentity, JobStatus  # noqa: E402
 from deployer.remote.transport import Answer  # noqa: E402
 from deployer.state import Launch  # noqa: E402
@@ -30,7 +31,7 @@ from tests.local_transport import LocalTransport, shell_path  # noqa: E402
 BOOT = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
 SMI = b"0000:21:00.0, 40000\n0000:41:00.0, 40000\n--\n"
 ARGS = ["--tp-size", "2", "--reasoning-parser", "qwen3", "--context-length", "4096", *MTP]
-SPEC = dict(zip([one[2:] for one in MTP[::2]], MTP[1::2], strict=True))
+SPEC: dict[str, ArgValue] = dict(zip([one[2:] for one in MTP[::2]], MTP[1::2], strict=True))
 
 
 class OneJob(FakeJobs):
@@ -94,7 +95,7 @@ def trial(server: Running, base: Path, folder: Path, args: list[str], **rules: A
     guest: Any = LocalTransport(shell_path("dash", folder))
     made, events = context(want, own, jobs, host=host, guest=guest)
     clock = Clock()
-    flags = {
+    flags: dict[str, ArgValue] = {
         "tp-size": 2,
         **({key: value for key, value in SPEC.items()} if MTP[0] in args else {}),
     }

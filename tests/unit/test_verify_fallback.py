@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from gateworld import WANT, Model, Reply, ready
 from serverworld import (
+    BOOT,
     IDENTITY,
     Context,
     FakeJobs,
@@ -23,6 +24,7 @@ from serverworld import (
 from deployer.errors import GateFailed, RemoteCommandFailed
 from deployer.events import Event, GateChecked, Note
 from deployer.model import Facts
+from deployer.remote.transport import Answer
 from deployer.state import DeploymentState, Launch
 from deployer.steps import launch_wait, verify_fallback
 from deployer.steps.serving_fact import ServingFact
@@ -123,6 +125,7 @@ def test_the_same_without_speculation(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "the same prompts fail too" in error.what
     assert "speculation is not the broken side" in error.what
     assert "still runs, marked as failed" in error.what
+    assert "doctor" in error.fix
     assert [verdict[:6] for _, verdict in world.verdicts()] == ["failed", "failed"]
     assert world.context.state.known_good == ""
 
@@ -142,6 +145,29 @@ def test_the_known_good_launch_runs_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert "exec py --old" in jobs.started[1]["script"]
     assert len(world.ended) == 2
     assert world.context.state.known_good == "old"
+
+
+def test_the_same_arguments_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = known_good()
+    now = Launch(id=IDENTITY.id, variant="mtp", started=2.0, fingerprint="f", verdict="ready")
+    own.launches.append(now)
+    world = World(monkeypatch, later=False, own=own)
+    assert "run again" not in world.fail().what
+    assert len(world.jobs.started) == 1
+
+
+def test_the_failed_launch_is_ended_and_that_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Fallback.end_launch
+    world = World(monkeypatch, later=True)
+    monkeypatch.setattr(Fallback, "end_launch", stop)
+    world.context.reprobe = lambda: facts(SERVING)
+    world.guest.answer = lambda script: Answer(
+        0, f"now_boot={BOOT}\n".encode() if "now_boot" in script else b"", b""
+    )
+    error = world.fail()
+    assert "speculation is the broken side" in error.what
+    assert world.jobs.stopped == [IDENTITY.id]
+    assert world.verdicts()[0][1].startswith("failed: gate 'quality'")
 
 
 def test_no_comparison_when_it_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ RESOLVED = (
     "speculative_num_draft_tokens",
 )
 STATES = ("last_gen_throughput", "avg_spec_accept_length", "effective_max_running_requests_per_dp")
-SAMPLE = re.compile(r"^sglang:(\w+)(?:\{[^}]*\})?\s+([0-9.eE+-]+)\s*$", re.MULTILINE)
+SAMPLE = re.compile(r"^sglang:(\w+)(?:\{.*\})?\s+([0-9.eE+-]+)\s*$", re.MULTILINE)
 WANTED = (
     "spec_accept_length",
     "spec_accept_rate",
