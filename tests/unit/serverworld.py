@@ -40,7 +40,8 @@ def deployment(variant: str | None = None, **changes: Any) -> Deployment:
         "variants": [{"name": "mtp", "args": MTP}, {"name": "no-mtp"}],
     }
     for section, values in changes.items():
-        document[section] = {**document.get(section, {}), **values}
+        whole = isinstance(values, list)
+        document[section] = values if whole else {**document.get(section, {}), **values}
     host = Host.model_validate(
         {
             "ssh": {"address": "192.0.2.5"},
