@@ -1,174 +1,27 @@
-"""What is known not to work together: SGLang version, model type, arguments, driver.
+"""What is known not to work together: SGLang version, model, arguments, GPUs, driver, lock.
 
-Every rule names its source; `check` applies them all. Pure.
+The rules stand in compat_rules (a version and its flags), compat_model (a model's shape) and
+compat_machine (what it is installed on); `check` applies them all. Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from deployer.playbook import ArgValue
+from deployer.sglang import compat_flags, compat_machine, compat_model
+from deployer.sglang.compat_case import Case, Check, Problem
+from deployer.sglang.compat_rules import RULES
+from deployer.sglang.modelshape import ModelShape
+from deployer.sglang.releases import Version
 
-Version = tuple[int, ...]
-HYBRID_TYPES = frozenset({"qwen3_5", "qwen3_5_moe", "qwen3_next", "qwen3_5_text"})
-SPECULATIVE = frozenset({"NEXTN", "EAGLE", "EAGLE3"})
+__all__ = ["RULES", "Problem", "check", "parse_version"]
 
-
-@dataclass(frozen=True)
-class Problem:
-    """One reason not to launch. `change` is what to write in the playbook instead."""
-
-    rule: str
-    reason: str
-    change: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Case:
-    """What a rule looks at. `driver` and `model_type` are None when not known."""
-
-    version: Version
-    args: Mapping[str, ArgValue]
-    model_type: str | None
-    driver: Version | None
-
-    def text(self, *names: str) -> str:
-        """The value of the first of these flags that is set, as text."""
-        return next((str(self.args[name]) for name in names if name in self.args), "")
-
-    @property
-    def tp(self) -> int:
-        """Tensor parallel size."""
-        value = self.text("tp-size", "tensor-parallel-size", "tp") or "1"
-        return int(value) if value.isdigit() else 1
-
-    @property
-    def speculative(self) -> bool:
-        """Does it ask for a draft that verifies against the target's recurrent state?"""
-        return self.text("speculative-algorithm", "speculative-algo").upper() in SPECULATIVE
-
-    @property
-    def extra_buffer(self) -> bool:
-        """Is the mamba state kept in the strategy that speculation with a radix cache needs?"""
-        return self.text("mamba-scheduler-strategy") == "extra_buffer"
-
-    @property
-    def radix_cache(self) -> bool:
-        """Is the prefix cache on (SGLang's default)?"""
-        return not self.args.get("disable-radix-cache", False)
-
-
-@dataclass(frozen=True)
-class Rule:
-    """`applies` decides; versions are inclusive on both ends."""
-
-    name: str
-    first: Version
-    last: Version
-    applies: Callable[[Case], bool]
-    reason: str
-    change: str
-    source: str
-
-
-LATEST: Version = (9999,)
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "dense-qwen3_5-tp",
-        (0, 5, 9),
-        (0, 5, 9, 9999),
-        lambda case: case.model_type == "qwen3_5" and case.tp >= 2,
-        "SGLang 0.5.9 skips the MLP all-reduce of dense qwen3_5 at tp >= 2: "
-        "it serves repetitive, degenerate text",
-        "engine.version 0.5.10 or newer (0.5.11 is known to run), or tp-size: 1",
-        "sgl-project/sglang PR 19411, issues 19393 and 19322; models/qwen3_5.py:403 of 0.5.9",
-    ),
-    Rule(
-        "speculative-radix-no-buffer",
-        (0, 5, 10),
-        (0, 5, 11, 9999),
-        lambda case: (
-            case.model_type in HYBRID_TYPES
-            and case.speculative
-            and case.radix_cache
-            and not case.extra_buffer
-        ),
-        "SGLang 0.5.10 and 0.5.11 refuse NEXTN/EAGLE with the radix cache under the default "
-        "mamba strategy (ValueError about 15 s after the start)",
-        "serve.args mamba-scheduler-strategy: extra_buffer (on 0.5.10 also serve.env "
-        "SGLANG_ENABLE_SPEC_V2: '1'), or disable-radix-cache: true",
-        "server_args.py:2453 of 0.5.11, :2207 of 0.5.10; seen on a real server",
-    ),
-    Rule(
-        "extra-buffer-without-radix",
-        (0, 5, 10),
-        (0, 5, 11, 9999),
-        lambda case: case.model_type in HYBRID_TYPES and case.extra_buffer and not case.radix_cache,
-        "mamba extra_buffer is refused together with disable-radix-cache",
-        "leave out one of mamba-scheduler-strategy: extra_buffer and disable-radix-cache: true",
-        "server_args.py:2396 of 0.5.11; seen on a real server",
-    ),
-    Rule(
-        "renamed-mamba-strategy",
-        (0, 5, 23),
-        LATEST,
-        lambda case: "mamba-scheduler-strategy" in case.args,
-        "SGLang 0.5.23 renamed mamba-scheduler-strategy; the old name ends in an argparse error",
-        "serve.args mamba-radix-cache-strategy (or leave it out: auto means extra_buffer there)",
-        "arg_groups/overrides.py:477 of 0.5.23; its argparse was run",
-    ),
-    Rule(
-        "new-mamba-strategy-name",
-        (0,),
-        (0, 5, 11, 9999),
-        lambda case: "mamba-radix-cache-strategy" in case.args,
-        "mamba-radix-cache-strategy does not exist before 0.5.23: argparse refuses it",
-        "serve.args mamba-scheduler-strategy",
-        "argparse of 0.5.9 and 0.5.11 was run",
-    ),
-    Rule(
-        "ambiguous-graph-bs",
-        (0, 5, 23),
-        LATEST,
-        lambda case: "cuda-graph-max-bs" in case.args or "cuda-graph-bs" in case.args,
-        "SGLang 0.5.23 has no cuda-graph-max-bs / cuda-graph-bs any more: argparse refuses them",
-        "serve.args cuda-graph-max-bs-decode / cuda-graph-bs-decode",
-        "argparse of 0.5.23 was run",
-    ),
-    Rule(
-        "auto-parser",
-        (0,),
-        (0, 5, 11, 9999),
-        lambda case: "auto" in (case.text("reasoning-parser"), case.text("tool-call-parser")),
-        "a parser called `auto` exists only in 0.5.23: argparse refuses it",
-        "name the parser, for example reasoning-parser: qwen3",
-        "argparse of 0.5.9 and 0.5.11 was run",
-    ),
-    Rule(
-        "cuda13-driver",
-        (0, 5, 11),
-        LATEST,
-        lambda case: case.driver is not None and case.driver < (580,),
-        "SGLang 0.5.11 and newer are built for CUDA 13 and need an NVIDIA driver >= 580",
-        "driver.version 580 or newer, or engine.version 0.5.10 with its own lock",
-        "wheel metadata: torch 2.11.0+cu130; sgl_kernel links libcudart.so.13",
-    ),
-    Rule(
-        "draft-figures-incomplete",
-        (0,),
-        LATEST,
-        lambda case: (
-            "speculative-num-steps" in case.args
-            and not {"speculative-eagle-topk", "speculative-num-draft-tokens"} <= set(case.args)
-        ),
-        "with speculative-num-steps SGLang also needs speculative-eagle-topk and "
-        "speculative-num-draft-tokens",
-        "give all three, for example 3, 1 and 4",
-        "server_args.py of 0.5.9, 0.5.11 and 0.5.23",
-    ),
+CHECKS: tuple[Check, ...] = (
+    *compat_machine.CHECKS,
+    *compat_model.CHECKS,
+    *compat_flags.CHECKS,
 )
 
 
@@ -183,15 +36,41 @@ def parse_version(text: str) -> Version | None:
 
 
 def check(
-    version: str, args: Mapping[str, ArgValue], model_type: str | None, driver: str | None
+    version: str,
+    args: Mapping[str, ArgValue],
+    model_type: str | None,
+    driver: str | None,
+    *,
+    shape: ModelShape | None = None,
+    capabilities: Sequence[str] = (),
+    glibc: str | None = None,
+    python: str | None = None,
+    pins: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """All rules that speak against this launch; an unreadable version matches none."""
+    """All rules that speak against this launch; an unreadable version matches none.
+
+    What is None or empty is not known, and no rule about it applies. `capabilities`: of the GPUs,
+    `8.6`; `python`: of the engine; `pins`: the engine lock, normalised name -> version.
+    """
     parsed = parse_version(version)
     if parsed is None:
         return []
-    case = Case(parsed, args, model_type, parse_version(driver) if driver else None)
-    return [
+    case = Case(
+        parsed,
+        args,
+        model_type or (shape.model_type if shape is not None else None) or None,
+        parse_version(driver) if driver else None,
+        shape,
+        tuple(found for text in capabilities if (found := parse_version(text))),
+        parse_version(glibc) if glibc else None,
+        parse_version(python) if python else None,
+        pins or {},
+        env or {},
+    )
+    found = [
         Problem(rule.name, rule.reason, rule.change, rule.source)
         for rule in RULES
         if rule.first <= parsed <= rule.last and rule.applies(case)
     ]
+    return found + [problem for one in CHECKS for problem in one(case)]

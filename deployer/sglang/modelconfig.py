@@ -270,7 +270,13 @@ def _quantization(text: Config) -> Quantization | None:
         group=max(0, int(group)),
         kv_fp8=kv_algorithm == "FP8",
         excluded=any(raw.get(key) for key in lists),
+        block=_block(raw),
     )
+
+
+def _block(raw: Config) -> int:
+    sides = raw.get("weight_block_size")
+    return int(sides[0]) if isinstance(sides, list) and sides else 0
 
 
 def _mtp_layers(architecture: str, text: Config) -> int:

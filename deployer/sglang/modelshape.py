@@ -73,6 +73,8 @@ class Quantization:
     kv_fp8: bool
     excluded: bool
     """Some modules are named as not quantised; the estimate does not follow that list."""
+    block: int = 0
+    """Side of the square blocks that share a scale (fp8: 128), 0 for none."""
 
 
 @dataclass(frozen=True)
