@@ -271,6 +271,14 @@ server-slow             the server answers slowly
 server-dies-after-first the server dies after its first request
 server-dies-silent      the server dies while starting, without a word
 server-never-ready      the server starts and is never ready
+server-hangs            the server is healthy and never answers
+server-thinks-aloud     its reasoning parser does not fit: thoughts stand in the content
+server-swallows         its reasoning parser takes every answer for a thought
+server-thinks-on        the model never ends its thoughts
+server-refuses-thinking enable_thinking is answered with 400
+server-degenerates-late only long answers degenerate
+server-degenerates-long only answers to long prompts degenerate
+server-dies-at-edge     a prompt that fills the context kills the server
 gpu-held                VM 101 runs and holds the GPU 0000:21:00.0
 no-driver               the NVIDIA module and nvidia-smi are not installed on the host
 disk-full               /srv/models in the guest has 8 MB

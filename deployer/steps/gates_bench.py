@@ -78,6 +78,12 @@ class Bench:
         """SGLang's, as the server tells it, else as the playbook wants it."""
         return str(self.info.get("version") or self.context.want.playbook.engine.version)
 
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of a long answer; of a small context no more than three quarters."""
+        most = self.rules.max_tokens
+        return min(most, max(16, self.context_tokens * 3 // 4)) if self.context_tokens else most
+
     def who(self) -> Record:
         """The launch, for the agent."""
         job = self.job

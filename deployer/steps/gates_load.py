@@ -26,7 +26,7 @@ def burst(bench: Bench) -> str:
     """Many short requests, several at a time."""
     rules = bench.rules
     questions = [
-        asked(bench, bench.request(prompt, min(SHORT_TOKENS, rules.max_tokens)))
+        asked(bench, bench.request(prompt, min(SHORT_TOKENS, bench.max_tokens)))
         for prompt in burst_prompts(rules.burst)
     ]
     answers, seconds = bench.many(questions, rules.parallel)
@@ -46,8 +46,8 @@ def context_edge(bench: Bench) -> str | None:
     if limit < 2 * EDGE_TOKENS:
         return "not asked: the server does not tell its context"
     measure, _ = ruler(bench)
-    if measure is None:
-        return "not asked: the server does not tell usage.prompt_tokens"
+    if isinstance(measure, str):
+        return f"not asked: {measure}"
     target, told = limit - EDGE_TOKENS, ""
     for _ in range(EDGE_TRIES):
         entries = measure.at_most(target)

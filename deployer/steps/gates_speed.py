@@ -34,13 +34,13 @@ class Baseline:
 def speed(bench: Bench) -> str:
     """One streamed text, then as many at once as clients are expected."""
     rules = bench.rules
-    one = asked(bench, bench.request(ESSAY, rules.max_tokens, stream=True))
+    one = asked(bench, bench.request(ESSAY, bench.max_tokens, stream=True))
     answer = bench.ask(one)
     bench.essays.append((one, whole(answer)))
     bench.figures["tokens_per_s"] = decode_rate(answer)
     if isinstance(answer.get("ttft_s"), float):
         bench.figures["ttft_s"] = round(answer["ttft_s"], 3)
-    request = bench.request(ESSAY, rules.max_tokens, None, stream=True)
+    request = bench.request(ESSAY, bench.max_tokens, None, stream=True)
     answers, seconds = bench.many([asked(bench, request)] * rules.parallel, rules.parallel)
     total = sum(float(each.get("tokens") or 0) for each in answers)
     bench.figures["parallel_tokens_per_s"] = round(total / seconds, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from deployer.sglang.reasoning import way_out
 from deployer.steps.gates_bench import Asked, Bench, GateFault
-from deployer.steps.gates_judge import Fault, Record, reading, text_fault, whole
+from deployer.steps.gates_judge import Fault, Record, reading, refused, text_fault, whole
 from deployer.steps.verify_prompts import (
     CODE_WORD,
     COUNT_TO,
@@ -54,7 +54,7 @@ def answers(bench: Bench) -> str:
     """Questions with a known answer; tells whether the model thinks, and where its thoughts go."""
     kinds = set()
     for question in QUESTIONS:
-        request = bench.request(question.prompt, bench.rules.max_tokens)
+        request = bench.request(question.prompt, bench.max_tokens)
         answer = bench.ask(asked(bench, request, right=_known(question), to_its_end=True))
         parts = reading(answer)
         kinds.add(parts.kind)
@@ -75,12 +75,12 @@ def quality(bench: Bench) -> str:
     modes: list[bool | None] = [None]
     if rules.thinking == "auto" and (bench.thinks or bench.parser):
         modes.append(not bench.thinks)
-    told, least = [], min(rules.min_tokens, rules.max_tokens)
+    told, least = [], min(rules.min_tokens, bench.max_tokens)
     for mode in modes:
         essays = [
             asked(
                 bench,
-                bench.request(ESSAY, rules.max_tokens, temperature, thinking=mode),
+                bench.request(ESSAY, bench.max_tokens, temperature, thinking=mode),
                 min_tokens=least,
             )
             for temperature in (0.0, None)
@@ -105,7 +105,9 @@ def quality(bench: Bench) -> str:
 
 def counting(bench: Bench) -> str:
     """Counting shows a lost or doubled token at once."""
-    limit = max(bench.rules.max_tokens, 4 * COUNT_TO)
+    limit = max(bench.max_tokens, 4 * COUNT_TO)
+    if bench.context_tokens:
+        limit = min(limit, bench.context_tokens * 3 // 4)
     request = bench.request(COUNTING, limit)
     parser, kind = bench.parser, bench.model_type
 
@@ -127,15 +129,21 @@ def counting(bench: Bench) -> str:
     return f"counts to {reached}" + (" (cut by max_tokens)" if cut else "")
 
 
-def ruler(bench: Bench) -> tuple[Ruler | None, Record]:
-    """How long an entry of the document is, by usage.prompt_tokens; the answer to a short one."""
+def ruler(bench: Bench) -> tuple[Ruler | str, Record]:
+    """How long an entry of the document is, by usage.prompt_tokens, or why that is not known.
+
+    Besides it the answer to a short document.
+    """
     few, many = SAMPLES
     short = bench.ask(asked(bench, bench.request(document(few), _room(bench))))
     longer = bench.answer(bench.request(document(many), 1))
+    if longer.get("status") == 400:
+        return f"the context of {bench.context_tokens} tokens is too short", short
+    if fault := refused(longer):
+        raise GateFault(fault)
     counts = [one.get("prompt_tokens") for one in (short, longer)]
-    if longer.get("status") != 200 or not all(isinstance(one, int) for one in counts):
-        return None, short
-    return Ruler.of((int(counts[0] or 0), int(counts[1] or 0))), short
+    found = Ruler.of((int(counts[0] or 0), int(counts[1] or 0)))
+    return found or "the server does not tell usage.prompt_tokens", short
 
 
 def long_prompt(bench: Bench) -> str | None:
@@ -144,8 +152,8 @@ def long_prompt(bench: Bench) -> str | None:
     if rules.long_prompt_tokens == 0:
         return None
     measure, short = ruler(bench)
-    if measure is None:
-        raise GateFault(Fault("request", "the server does not tell usage.prompt_tokens"))
+    if isinstance(measure, str):
+        return f"not asked: {measure}"
     limit = _room(bench)
     target = rules.long_prompt_tokens
     if bench.context_tokens:
@@ -191,7 +199,7 @@ def _with_word(one: Asked) -> Asked:
 
 def _room(bench: Bench) -> int:
     """Tokens of an answer to the long prompt; of a small context no more than a quarter."""
-    room = bench.rules.max_tokens
+    room = bench.max_tokens
     return min(room, bench.context_tokens // 4) if bench.context_tokens else room
 
 

@@ -37,7 +37,7 @@ ASKED_AT_THE_END = (
     "What is the code word given in the first line? Then explain in about 350 words how such a "
     "record of a tide gauge is read and what it is good for."
 )
-SAMPLES = (8, 40)
+SAMPLES = (4, 16)
 """Entries of the two documents by which the length of an entry is measured."""
 
 

@@ -291,6 +291,19 @@ def test_the_edge_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "without a reason" in failing(monkeypatch, Model(wordless), "context edge").what
 
 
+def test_a_small_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, events, error = run(monkeypatch, Model(context_tokens=1200))
+    assert error is None
+    checked = {e.gate: e.detail for e in events if isinstance(e, GateChecked)}
+    assert "(context 1200)" in checked["long prompt"]
+    assert "of 1200 answered" in checked["context edge"]
+    tiny = deployment(gates={"min_tokens": 20, "burst": 3})
+    _, events, error = run(monkeypatch, Model(context_tokens=330), want=tiny)
+    assert error is None, error
+    checked = {e.gate: e.detail for e in events if isinstance(e, GateChecked)}
+    assert checked["long prompt"] == "not asked: the context of 330 tokens is too short"
+
+
 def test_gates_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     rules = {"long_prompt_tokens": 0, "context_edge": False, "thinking": "default", "burst": 3}
     want = deployment(gates={"min_tokens": 40, **rules})
