@@ -68,9 +68,9 @@ def check(
         pins or {},
         env or {},
     )
-    found = [
+    problems = [
         Problem(rule.name, rule.reason, rule.change, rule.source)
         for rule in RULES
         if rule.first <= parsed <= rule.last and rule.applies(case)
     ]
-    return found + [problem for one in CHECKS for problem in one(case)]
+    return problems + [problem for one in CHECKS for problem in one(case)]

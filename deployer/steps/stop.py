@@ -177,7 +177,7 @@ class StopStep(Step):
             raise StepBlocked(
                 "the installed engine refuses the new arguments; nothing was stopped",
                 where=f"{want.id} stop",
-                fix="correct serve.args in the playbook",
+                fix=verdict.fix or "correct serve.args in the playbook",
                 evidence=(verdict.refused,),
             )
         if not verdict.asked:

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 from deployer.deployment import Deployment
 from deployer.errors import DeadlineExceeded
 from deployer.remote.transport import Answer, Transport
 from deployer.sglang.argv import server_argv
+from deployer.sglang.compat_flags import right_name
 from deployer.shell import quote
 
+FLAGS = "DEPLOYER_FLAGS "
 TIMEOUT_S = 120.0
 """Importing the engine takes 10 to 20 s on a busy machine."""
 
 PARSE = """\
-import argparse, sys
+import argparse, json, sys
 from sglang.srt.server_args import ServerArgs
-parser = argparse.ArgumentParser(prog="sglang")
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        names = [name for action in self._actions for name in action.option_strings]
+        print("DEPLOYER_FLAGS " + json.dumps(names))
+        super().error(message)
+
+
+parser = Parser(prog="sglang")
 ServerArgs.add_cli_args(parser)
 parser.parse_args(sys.argv[1:])
 print("DEPLOYER_ARGV_ACCEPTED")
@@ -26,11 +38,15 @@ print("DEPLOYER_ARGV_ACCEPTED")
 
 @dataclass(frozen=True)
 class ArgvVerdict:
-    """`refused`: the parser's own words, '' when accepted. `asked` False: it could not be asked."""
+    """`refused`: the parser's own words, '' when accepted. `asked` False: it could not be asked.
+
+    `fix`: the names that the parser has for what it does not know.
+    """
 
     asked: bool
     refused: str = ""
     problem: str = ""
+    fix: str = ""
 
 
 def ask_parser(transport: Transport, want: Deployment) -> ArgvVerdict:
@@ -54,5 +70,21 @@ def parse_verdict(answer: Answer) -> ArgvVerdict:
     lines = [line for line in answer.error_text.splitlines() if line.strip()]
     last = lines[-1].strip()[:500] if lines else f"exit code {answer.exit}"
     if answer.exit == 2 and "error:" in last:
-        return ArgvVerdict(True, refused=last)
+        return ArgvVerdict(True, refused=last, fix=_fix(last, answer.text))
     return ArgvVerdict(False, problem=last)
+
+
+def _fix(refused: str, said: str) -> str:
+    """The right names for the flags that are refused, by the parser's own list."""
+    line = next((one for one in said.splitlines() if one.startswith(FLAGS)), "")
+    try:
+        names = [str(name).removeprefix("--") for name in json.loads(line.removeprefix(FLAGS))]
+    except ValueError:
+        return ""
+    if "unrecognized arguments" not in refused and "ambiguous option" not in refused:
+        return ""
+    wrong = [word[2:].partition("=")[0] for word in refused.split() if word.startswith("--")]
+    if "ambiguous option" in refused:
+        wrong = wrong[:1]
+    found = {flag: right_name(flag, names) for flag in wrong}
+    return "; ".join(f"{flag}: {name}" for flag, name in found.items() if name)

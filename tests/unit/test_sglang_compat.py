@@ -6,6 +6,7 @@ import pytest
 
 from deployer.playbook import ArgValue
 from deployer.sglang.compat import RULES, check, parse_version
+from deployer.sglang.flagtable import READ, flags_of
 from deployer.sglang.modelconfig import shape_of
 from deployer.sglang.modelshape import ModelShape
 
@@ -231,3 +232,33 @@ def test_parser_names_of_each_version() -> None:
     assert names("0.5.11", {"reasoning-parser": "nano_v3"}) == ["unknown-parser"]
     assert names("0.5.23", {"tool-call-parser": "qwen3-coder"}) == ["unknown-parser"]
     assert names("0.5.13", {"tool-call-parser": "anything"}) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "flag", "rule", "change"),
+    [
+        ("0.5.23", "stream-output", "unknown-flag", ""),
+        ("0.5.23", "nsa-prefill-backend", "unknown-flag", "serve.args dsa-prefill-backend"),
+        ("0.5.11", "disable-prefill-cuda-graph", "unknown-flag", "disable-piecewise-cuda-graph"),
+        ("0.5.11", "mem-fraction-sttic", "unknown-flag", "mem-fraction-static"),
+        ("0.5.11", "speculative", "ambiguous-flag", "speculative-a"),
+        ("0.5.11", "mem-frac", "", ""),
+        ("0.5.11", "tp", "", ""),
+        ("0.5.13", "no-such-flag", "", ""),
+    ],
+)
+def test_flags_that_the_release_has_not(version: str, flag: str, rule: str, change: str) -> None:
+    found = check(version, {flag: "1"}, None, None)
+    assert [one.rule for one in found] == ([rule] if rule else [])
+    assert all(change in one.change for one in found)
+
+
+def test_the_flag_tables_hold_what_every_release_has() -> None:
+    for patch in READ:
+        flags = flags_of((0, 5, patch))
+        assert {"tp-size", "mem-fraction-static", "speculative-algorithm"} <= flags
+        assert ("mamba-scheduler-strategy" in flags) == (patch <= 18)
+        assert ("mamba-radix-cache-strategy" in flags) == (patch >= 14)
+    assert len(flags_of((0, 5, 9))) == 342
+    assert len(flags_of((0, 5, 23))) == 560
+    assert flags_of((0, 5, 22)) == frozenset()
