@@ -1,0 +1,306 @@
+"""The stop step on real processes: who hides, what is drained, what is ours to clear."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
+from serverworld import FakeTransport, deployment, fact, facts, state
+
+from deployer.deployment import Deployment
+from deployer.events import Bus, Event
+from deployer.model import Facts, Where
+from deployer.remote.jobs import JobIdentity, Jobs, new_job_id
+from deployer.remote.transport import Answer
+from deployer.steps import server_facts, stop_leftovers
+from deployer.steps.base import StepContext
+from deployer.steps.server_facts import ServerJob
+from deployer.steps.server_wanted import LaunchNote, server_job_name
+from deployer.steps.stop import StopStep
+from tests.local_transport import LocalTransport, shell_path
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="others' processes are not seen")
+
+SERVER = r'''
+import ctypes, http.server, json, mmap, os, signal, socket, sys, threading, time
+folder, port, name, drained = sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4])
+libc = ctypes.CDLL(None)
+
+
+def hide(title, new_session, bare):
+    """Forks twice, renames itself, ignores TERM."""
+    if os.fork() == 0:
+        if new_session:
+            os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            libc.prctl(15, title.encode(), 0, 0, 0)
+            with open(os.path.join(folder, "hidden"), "a") as file:
+                file.write("%d\n" % os.getpid())
+            if bare:
+                # As setproctitle does: nothing of the environment is left to be read.
+                loop = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(7400)"
+                os.execve(sys.executable, ["sglang::scheduler_TP0", "-S", "-c", loop], {})
+            time.sleep(7400)
+        os._exit(0)
+    os.wait()
+
+
+hide("sglang::schedul", False, True)
+hide("kworker/0:1", True, False)
+shm = os.open("/dev/shm/psm_" + name, os.O_RDWR | os.O_CREAT, 0o600)
+os.ftruncate(shm, 4096)
+memory = mmap.mmap(shm, 4096)
+odd = os.open("/dev/shm/odd-" + name, os.O_RDWR | os.O_CREAT, 0o600)
+sock = socket.socket(socket.AF_UNIX)
+sock.bind(os.environ.get("TMPDIR", "/tmp") + "/tmp" + name)
+sock.listen(1)
+begun = time.monotonic()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        left = 2 if time.monotonic() - begun < drained else 0
+        body = json.dumps([{"dp_rank": 0, "num_reqs": left, "num_waiting_reqs": 0}]).encode()
+        self.send_response(200 if self.path == "/get_load" else 404)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *rest):
+        pass
+
+
+def end(*rest):
+    os.kill(os.getpid(), 9)
+
+
+signal.signal(signal.SIGTERM, end)
+server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
+open(os.path.join(folder, "up"), "w").close()
+server.serve_forever()
+'''
+
+
+class Local(StepContext):
+    """Both sides are this machine; jobs lie below a folder of the test."""
+
+    root: str
+
+    def jobs(self, where: Where) -> Jobs:
+        return Jobs(self.on(where), self.root)
+
+
+@dataclass
+class Stage:
+    """A launch that runs, and the step that ends it."""
+
+    want: Deployment
+    context: Local
+    job: JobIdentity
+    folder: Path
+    name: str
+    events: list[Event]
+
+    @property
+    def shm(self) -> Path:
+        return Path("/dev/shm") / f"psm_{self.name}"
+
+    @property
+    def odd(self) -> Path:
+        return Path("/dev/shm") / f"odd-{self.name}"
+
+    @property
+    def socket(self) -> Path:
+        return Path(tempfile.gettempdir()) / f"tmp{self.name}"
+
+    @property
+    def hidden(self) -> list[int]:
+        return [int(one) for one in (self.folder / "hidden").read_text("utf-8").split()]
+
+    def told(self) -> str:
+        return "\n".join(getattr(event, "text", "") for event in self.events)
+
+    def stop(self) -> None:
+        job = ServerJob(self.job, True, "", "old", LaunchNote("mtp"), "", (self.job.pid,), ())
+        seen = facts(fact(job=job))
+        step = StopStep()
+        step.apply(self.context, seen, step.plan(self.want, seen, self.context.state))
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    ends = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > ends:
+            raise AssertionError(f"not in time: {what}")
+        time.sleep(0.02)
+
+
+def running(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return text.rpartition(") ")[2].split()[0] not in "ZX"
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stage]]:
+    """Starts a launch: `drained` seconds after its start it has no request left."""
+    root = tmp_path / "jobs"
+    monkeypatch.setattr(stop_leftovers, "ROOT", str(root))
+    monkeypatch.setattr(server_facts, "ROOT", str(root))
+    made: list[Stage] = []
+
+    def start(drained: float = 0.0, **stop: Any) -> Stage:
+        want = deployment(
+            serve={"port": free_port()},
+            engine={"venv": sys.prefix},
+            stop={"grace_s": 3, "kill_s": 5, **stop},
+        )
+        transport = LocalTransport(shell_path("dash", tmp_path))
+        smi = b"0000:21:00.0, 4\n0000:41:00.0, 4\n--\n++\n"
+        host = FakeTransport(lambda script: Answer(0, smi, b""))
+        events: list[Event] = []
+        context = Local(
+            want=want,
+            run_id="r1",
+            bus=Bus(events.append),
+            transports={Where.HOST: host, Where.GUEST: transport},
+            reprobe=Facts,
+            state=state(),
+            save=lambda: None,
+            step="stop",
+        )
+        context.root = str(root)
+        name = "".join(c if c.isalnum() else "_" for c in tmp_path.name.lower())[-4:]
+        name = f"{name}{os.getpid() % 10000:04d}"
+        server = tmp_path / "server.py"
+        server.write_text(SERVER, "utf-8")
+        command = f"exec {sys.executable} {server} {tmp_path} {want.port} {name} {drained}\n"
+        job = Jobs(transport, str(root)).start(server_job_name(want), new_job_id(), command)
+        stage = Stage(want, context, job, tmp_path, name, events)
+        made.append(stage)
+        until((tmp_path / "up").exists, "the server's start")
+        until(lambda: len(stage.hidden) == 2, "the hidden processes")
+        return stage
+
+    yield start
+    for stage in made:
+        Jobs(stage.context.on(Where.GUEST), str(root)).stop(stage.job, grace_s=0.1)
+        for pid in stage.hidden:
+            if running(pid):
+                os.kill(pid, signal.SIGKILL)
+        for path in (stage.shm, stage.odd, stage.socket):
+            path.unlink(missing_ok=True)
+
+
+def test_nobody_hides_and_nothing_is_left(begin: Callable[..., Stage]) -> None:
+    stage = begin()
+    assert stage.shm.exists() and stage.odd.exists() and stage.socket.exists()
+    assert all(running(pid) for pid in stage.hidden)
+    stage.stop()
+    assert not running(stage.job.pid)
+    assert not [pid for pid in stage.hidden if running(pid)]
+    assert not stage.shm.exists()
+    # No name that is known, but the launch had it open when it was stopped.
+    assert not stage.odd.exists()
+    assert not stage.socket.exists()
+    assert f"removed what launch {stage.job.id} had left" in stage.told()
+
+
+def test_what_is_not_provably_ours_stays(begin: Callable[..., Stage]) -> None:
+    early = Path("/dev/shm") / f"psm_early{os.getpid()}"
+    early.write_bytes(b"before the launch")
+    past = time.time() - 3600
+    os.utime(early, (past, past))
+    stage = begin()
+    used = Path("/dev/shm") / f"psm_used{os.getpid()}"
+    other = Path("/dev/shm") / f"psm_other{os.getpid()}"
+    foreign = Path("/dev/shm") / f"data-{os.getpid()}"
+    bound = Path(tempfile.gettempdir()) / f"tmpb{os.getpid() % 10**7:07d}"
+    for path in (used, other, foreign):
+        path.write_bytes(b"x" * 10)
+    os.chown(other, 65534, 65534)
+    holder = subprocess.Popen(
+        [
+            *(sys.executable, "-S", "-c"),
+            "import mmap, socket, sys, time\n"
+            "file = open(sys.argv[1], 'r+b'); memory = mmap.mmap(file.fileno(), 0)\n"
+            "file.close(); one = socket.socket(socket.AF_UNIX); one.bind(sys.argv[2])\n"
+            "print('up', flush=True); time.sleep(7400)",
+            *(str(used), str(bound)),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"up\n"
+        stage.stop()
+        assert not stage.shm.exists()
+        assert used.exists() and other.exists() and foreign.exists() and bound.exists()
+        assert early.exists()
+        assert f"{used} (a living process uses it)" in stage.told()
+        assert holder.poll() is None
+    finally:
+        holder.kill()
+        holder.wait()
+        for path in (early, used, other, foreign, bound):
+            path.unlink(missing_ok=True)
+
+
+def test_a_launch_that_was_killed_is_cleaned_by_its_time_and_names(
+    begin: Callable[..., Stage],
+) -> None:
+    stage = begin()
+    for pid in (*stage.hidden, stage.job.pid):
+        os.kill(pid, signal.SIGKILL)
+    jobs = stage.context.jobs(Where.GUEST)
+    until(lambda: jobs.poll(stage.job).exit is not None, "the end of the job")
+    stop_leftovers.clear(stage.context, stage.job, [])
+    assert not stage.shm.exists()
+    assert not stage.socket.exists()
+    # Its name says nothing, and nobody saw the launch use it.
+    assert stage.odd.exists()
+
+
+def test_another_boot_is_left_alone(begin: Callable[..., Stage]) -> None:
+    stage = begin()
+    stop_leftovers.clear(stage.context, replace(stage.job, boot="other"), [])
+    assert stage.shm.exists()
+    stop_leftovers.clear(stage.context, stage.job, [])
+    assert stage.shm.exists()
+    assert "the launch still runs" in stage.told()
+
+
+def test_requests_are_waited_for(begin: Callable[..., Stage]) -> None:
+    stage = begin(drained=3.0, drain_s=30)
+    began = time.monotonic()
+    stage.stop()
+    assert "drained: no request runs or waits" in stage.told()
+    assert time.monotonic() - began >= 3.0
+
+
+def test_but_not_for_ever(begin: Callable[..., Stage]) -> None:
+    stage = begin(drained=1000.0, drain_s=2)
+    stage.stop()
+    assert "2 requests still ran after 2 s of draining" in stage.told()
+    assert not running(stage.job.pid)
