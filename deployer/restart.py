@@ -15,7 +15,8 @@ from deployer.steps.base import Step
 from deployer.steps.launch import LaunchStep
 from deployer.steps.order import all_steps
 from deployer.steps.server_facts import ServerFact
-from deployer.steps.stop import StopStep, stop_ours
+from deployer.steps.stop import StopStep
+from deployer.steps.stop_told import stop_ours
 
 REASON = "a restart is asked for"
 

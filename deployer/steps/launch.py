@@ -6,29 +6,26 @@ the failure allows it. When all fail, the last known-good launch is started agai
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import RemoteCommandFailed, StepFailed
+from deployer.errors import StepFailed
 from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
-from deployer.sglang.argv import API_KEY_ENV, command, server_argv
+from deployer.sglang.argv import command, server_argv
 from deployer.sglang.compat import Problem
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
 from deployer.steps.known_good import LEFT_OUT
-from deployer.steps.launch_evidence import OOM_FILE, baseline
 from deployer.steps.launch_fit import difference, outlook
 from deployer.steps.launch_ladder import Fall, first_rung
+from deployer.steps.launch_start import identify, recorded, start_command
 from deployer.steps.launch_told import as_step_failed, redacted
 from deployer.steps.launch_wait import LaunchFailed, LaunchWait
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.server_wanted import (
-    FINGERPRINT_FILE,
-    LAUNCH_FILE,
     LaunchNote,
     Rung,
     degraded,
@@ -40,8 +37,6 @@ from deployer.steps.stop_leftovers import clear, held
 
 GATES_FAILED = "gates-failed"
 """The reason of a rung that served, but not well."""
-KEPT_LAUNCHES = 50
-"""Launches that the state file remembers."""
 
 
 class LaunchStep(Step):
@@ -120,7 +115,7 @@ class LaunchStep(Step):
         while (rung := fall.next()) is not None:
             want = rung.deployment(context.want)
             if attach is not None:
-                job, launch = attach[0], _recorded(context, *attach)
+                job, launch = attach[0], recorded(context, *attach)
                 attach = None
                 context.job_started(job.name, job.pid, True)
             else:
@@ -200,65 +195,12 @@ class LaunchStep(Step):
         want = rung.deployment(context.want)
         argv = command(want, server_argv(want))
         mark = rung.fingerprint(context.want, context.state.manifest)
-        return self._start_command(context, argv, mark, note, key)
-
-    def _start_command(
-        self, context: StepContext, argv: list[str], mark: str, note: LaunchNote, key: str
-    ) -> tuple[JobIdentity, Launch]:
-        want = context.want
-        launch_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-        launch = Launch(
-            id=launch_id,
-            variant=note.variant,
-            started=time.time(),
-            fingerprint=mark,
-            argv=argv,
-            changes=dict(note.changes),
-            instead_of=note.instead_of,
-        )
-        for earlier in context.state.launches:
-            # One of ours at a time: what is not known to have ended has died meanwhile.
-            if earlier.verdict in {"starting", "ready"}:
-                earlier.verdict = "failed: died"
-            elif earlier.verdict == "good":
-                earlier.verdict = "stopped"
-        context.state.launches.append(launch)
-        del context.state.launches[:-KEPT_LAUNCHES]
-        context.save()
-        try:
-            job = context.jobs(want.guest).start(
-                server_job_name(want),
-                launch_id,
-                server_script(want, argv),
-                files={
-                    FINGERPRINT_FILE: f"{mark}\n".encode(),
-                    LAUNCH_FILE: note.line().encode(),
-                    OOM_FILE: baseline(context),
-                },
-                secrets={API_KEY_ENV: key} if key else None,
-                log_max_bytes=want.playbook.serve.log_max_bytes,
-            )
-        except RemoteCommandFailed:
-            launch.verdict = "failed: not started"
-            context.save()
-            raise
-        if job.id != launch_id:
-            launch.verdict = f"failed: launch {job.id} was alive"
-            context.save()
-            raise StepFailed(
-                f"another launch, {job.id}, was started meanwhile",
-                where=f"{want.id} launch",
-                fix="run `deploy up` again",
-            )
-        _identify(launch, job)
-        context.save()
-        context.job_started(job.name, job.pid, False)
-        return job, launch
+        return start_command(context, argv, mark, note, key)
 
     def _follow(self, context: StepContext, job: JobIdentity, launch: Launch, key: str) -> None:
         wait = LaunchWait(context, job, key, self.now, self.sleep)
         answer = wait.until_ready()
-        _identify(launch, job)
+        identify(launch, job)
         launch.verdict = "ready"
         launch.figures.update(wait.log.figures)
         context.save()
@@ -304,7 +246,7 @@ class LaunchStep(Step):
         )
         either = f"the last known-good launch {good.id} did not start again either"
         try:
-            job, launch = self._start_command(context, good.argv, good.fingerprint, note, key)
+            job, launch = start_command(context, good.argv, good.fingerprint, note, key)
             try:
                 self._follow(context, job, launch, key)
             except LaunchFailed as error:
@@ -362,26 +304,3 @@ def _refused(problems: list[Problem]) -> Plan:
         "; ".join(problem.reason for problem in problems),
         "; ".join(dict.fromkeys(problem.change for problem in problems)),
     )
-
-
-def _recorded(context: StepContext, job: JobIdentity, note: LaunchNote) -> Launch:
-    """The state's record of a launch that was found running; made when the state file lacks it."""
-    for launch in context.state.launches:
-        if launch.id == job.id:
-            return launch
-    want = note.rung.deployment(context.want)
-    launch = Launch(
-        id=job.id,
-        variant=note.variant,
-        started=time.time(),
-        fingerprint=note.rung.fingerprint(context.want, context.state.manifest),
-        argv=command(want, server_argv(want)),
-        changes=dict(note.changes),
-        instead_of=note.instead_of,
-    )
-    context.state.launches.append(launch)
-    return launch
-
-
-def _identify(launch: Launch, job: JobIdentity) -> None:
-    launch.pid, launch.start, launch.boot = job.pid, job.start, job.boot

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import StepBlocked, StepFailed
+from deployer.errors import StepBlocked
 from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, Where
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState
@@ -19,40 +18,33 @@ from deployer.steps.launch_fit import outlook
 from deployer.steps.launch_ladder import Fall, first_rung
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import (
-    PortOwner,
     ServerFact,
-    ServerJob,
     parse_server,
     problems_of,
     server_probe,
     server_script_text,
 )
-from deployer.steps.server_wanted import is_wanted, server_job_name
+from deployer.steps.server_wanted import is_wanted
 from deployer.steps.stop_argv import ask_parser
 from deployer.steps.stop_drain import drain
-from deployer.steps.stop_gpu import GpuMemory, read_gpu_memory
+from deployer.steps.stop_gpu import read_gpu_memory
 from deployer.steps.stop_leftovers import clear, held
+from deployer.steps.stop_told import (
+    RELEASE_S,
+    StopAdopted,
+    StopOurs,
+    memory_lost,
+    others,
+    reboot,
+    runs,
+    still_there,
+    stop_adopted,
+    stop_ours,
+)
 
 ASKED_FOR = "asked for"
-RELEASE_S = 60.0
-"""How long the port and the GPU memory may take to come back after the last process ended."""
 SETTLED_S = 5.0
 """So long the same other processes must be seen to hold all that is used, to wait no more."""
-
-
-@dataclass(frozen=True)
-class StopOurs:
-    """Stop this job of ours."""
-
-    job: JobIdentity
-
-
-@dataclass(frozen=True)
-class StopAdopted:
-    """Stop this process that we did not start, known by boot id, pid and start time."""
-
-    owner: PortOwner
-    boot: str
 
 
 class StopStep(Step):
@@ -81,19 +73,19 @@ class StopStep(Step):
             return Plan.unknown("container", fact.problem)
         job = fact.job
         changes: list[Change] = []
-        fix = _others(want, fact)
+        fix = others(want, fact)
         if fix is not None:
             return fix
         if job is not None and job.stuck:
-            return _reboot(want, job)
+            return reboot(want, job)
         if job is not None and (job.alive or job.members):
             if job.alive and state.manifest is None:
                 return Plan.unknown("shards", "unknown until shards has pinned the weights")
             wanted = job.alive and is_wanted(want, state.manifest, job.fingerprint, job.launch)
             if wanted and not fact.strangers:
-                return Plan.nothing(_runs(want, job))
+                return Plan.nothing(runs(want, job))
             changes.append(stop_ours(want, job, wanted))
-        changes += [_stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
+        changes += [stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
         if not changes:
             return Plan.nothing(f"no server runs and port {want.port} is free")
         return self.successor_refused(want, facts, state) or Plan.change(
@@ -139,7 +131,7 @@ class StopStep(Step):
         if job is None or not (job.alive or job.members):
             return Plan.nothing(f"no launch of {want.id} runs")
         if job.stuck:
-            return _reboot(want, job)
+            return reboot(want, job)
         change = stop_ours(want, job, False)
         return Plan.change(
             ASKED_FOR,
@@ -193,7 +185,7 @@ class StopStep(Step):
             job, grace_s=rules.grace_s, kill_s=rules.kill_s, main_first=True
         )
         if not proof.stopped:
-            raise _still_there(want, f"launch {job.id}", proof.survivors, proof.how)
+            raise still_there(want, f"launch {job.id}", proof.survivors, proof.how)
         context.note(f"launch {job.id}: {proof.how}")
         clear(context, job, files)
 
@@ -215,7 +207,7 @@ class StopStep(Step):
         )[0]
         if not answer.get("stopped"):
             survivors = tuple(str(line) for line in answer.get("survivors", []))
-            raise _still_there(want, f"pid {data.owner.pid}", survivors, str(answer.get("error")))
+            raise still_there(want, f"pid {data.owner.pid}", survivors, str(answer.get("error")))
         context.note(f"adopted server, pid {data.owner.pid}: {answer['how']}")
 
     def _port_is_free(self, context: StepContext) -> None:
@@ -229,7 +221,7 @@ class StopStep(Step):
                 return
             if self.now() >= ends:
                 who = [f"pid {owner.pid}: {owner.command[:200]}" for owner in fact.owners]
-                raise _still_there(
+                raise still_there(
                     want, f"port {want.port}", (*who, *(f"pid {pid}" for pid in left)), "waited"
                 )
             context.progress(f"waiting for port {want.port}", 0, 0, "", fact.problem)
@@ -266,105 +258,4 @@ class StopStep(Step):
                 "warning",
             )
             return "GPU memory used by others"
-        raise _memory_lost(want, memory, over, floor)
-
-
-def _others(want: Deployment, fact: ServerFact) -> Plan | None:
-    """The refusal when the port belongs to somebody who may not be stopped."""
-    if fact.listening and not fact.owners:
-        return Plan.blocked(
-            f"port {want.port} is listened on by a process that cannot be seen from there",
-            "find it on the host (`ss -ltnp`), or give the deployment another port",
-        )
-    for owner in fact.strangers:
-        shown = f"pid {owner.pid} ({owner.command[:200] or 'no command line'})"
-        if owner.job and owner.job.split("/")[0] != server_job_name(want):
-            return Plan.blocked(
-                f"port {want.port} belongs to job {owner.job}: {shown}",
-                "give one of the two deployments another port, or `deploy down` the other",
-            )
-        if not owner.is_server:
-            return Plan.blocked(
-                f"port {want.port} is held by {shown}, which is no server of this tool",
-                f"stop it yourself (kill {owner.pid}), or set another serve.port",
-            )
-        if want.playbook.stop.old_server != "adopt" and not owner.job:
-            return Plan.blocked(
-                f"port {want.port} is held by {shown}, which this tool did not start",
-                f"stop it yourself (kill {owner.pid}), or allow it with stop.old_server: adopt",
-            )
-    return None
-
-
-def _runs(want: Deployment, job: ServerJob) -> str:
-    text = f"the wanted server runs; launch {job.identity.id}"
-    if job.launch.variant != want.variant_name:
-        text += (
-            f"; {job.launch.degraded}; `deploy restart {want.id} --variant {want.variant_name}` "
-            f"tries {want.variant_name} again"
-        )
-    return text
-
-
-def stop_ours(want: Deployment, job: ServerJob, wanted: bool) -> Change:
-    """The change that ends our own launch; `wanted`: it is the wanted one, without its port."""
-    ident = job.identity
-    if not job.alive:
-        reason = f"launch {ident.id} died and left processes: {', '.join(map(str, job.members))}"
-    elif wanted:
-        reason = f"launch {ident.id} lost its port to another process and will not get it back"
-    else:
-        reason = f"launch {ident.id} runs other arguments, weights or engine than wanted"
-    return Change(
-        f"stop launch {ident.id} (pid {ident.pid})",
-        reason,
-        Procedure(
-            want.guest,
-            f"TERM to session {ident.session}, then KILL; proof: no process, port free, "
-            "GPU memory back on the host",
-            StopOurs(ident),
-        ),
-        "the launch step starts a server again",
-    )
-
-
-def _stop_adopted(want: Deployment, owner: PortOwner, boot: str) -> Change:
-    return Change(
-        f"stop the server that holds the port (pid {owner.pid})",
-        f"pid {owner.pid} holds the port and may be adopted: {owner.command[:200]}",
-        Procedure(
-            want.guest,
-            f"TERM to pid {owner.pid} (start {owner.start}), then KILL to it and its descendants",
-            StopAdopted(owner, boot),
-        ),
-        f"start it by hand: {owner.command[:500]}",
-    )
-
-
-def _reboot(want: Deployment, job: ServerJob) -> Plan:
-    pids = ", ".join(map(str, job.stuck))
-    return Plan.blocked(
-        f"launch {job.identity.id} left processes in D state: {pids}",
-        f"they end only with a reboot of {want.host_name}; no GPU may be used before",
-    )
-
-
-def _still_there(want: Deployment, what: str, survivors: tuple[str, ...], how: str) -> StepFailed:
-    stuck = "D state" in how or any("state D" in line for line in survivors)
-    return StepFailed(
-        f"{what} could not be stopped ({how})",
-        where=f"{want.id} stop",
-        fix=f"reboot {want.host_name}" if stuck else "look at the processes named above",
-        evidence=survivors,
-    )
-
-
-def _memory_lost(
-    want: Deployment, memory: GpuMemory, over: tuple[str, ...], floor: int
-) -> StepFailed:
-    return StepFailed(
-        f"GPU memory did not come back below {floor} MiB within {RELEASE_S:g} s",
-        where=f"{want.id} stop",
-        fix=f"no process holds it: raise stop.gpu_floor_mib, or reboot {want.host_name}",
-        evidence=(memory.told(over),),
-    )
+        raise memory_lost(want, memory, over, floor)

@@ -31,9 +31,10 @@ from deployer.steps.server_facts import (
     server_script_text,
 )
 from deployer.steps.server_wanted import LaunchNote, fingerprint, is_wanted
-from deployer.steps.stop import StopAdopted, StopOurs, StopStep
+from deployer.steps.stop import StopStep
 from deployer.steps.stop_argv import ArgvVerdict, parse_verdict
 from deployer.steps.stop_gpu import parse_gpu_memory, pci_address
+from deployer.steps.stop_told import StopAdopted, StopOurs
 from tests.local_transport import SHELLS, LocalTransport, shell_path
 
 STEP = StopStep(Clock().now, Clock().sleep)
