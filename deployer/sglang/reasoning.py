@@ -9,23 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from deployer.sglang.parsers import FAMILIES
+
 BEGIN = re.compile(
     r"<think(?:ing)?>|\[THINK\]|\u25c1think\u25b7|<seed:think>|<\|channel\|>analysis|<mm:think>"
 )
 END = re.compile(
     r"</think(?:ing)?>|\[/THINK\]|\u25c1/think\u25b7|</seed:think>|<\|channel\|>final|</mm:think>"
 )
-PARSERS = (
-    (re.compile(r"^qwen3"), "qwen3"),
-    (re.compile(r"^deepseek_v3"), "deepseek-v3"),
-    (re.compile(r"^deepseek|^qwen2"), "deepseek-r1"),
-    (re.compile(r"^glm4"), "glm45"),
-    (re.compile(r"^kimi"), "kimi"),
-    (re.compile(r"^gpt_oss"), "gpt-oss"),
-    (re.compile(r"^step"), "step3"),
-    (re.compile(r"^minimax"), "minimax"),
-)
-"""model_type -> the parser that SGLang has for its family."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +61,8 @@ def read(
 
 def fitting_parser(model_type: str | None) -> str | None:
     """The reasoning parser of this family of models, where it is known."""
-    return next((name for form, name in PARSERS if form.match(model_type or "")), None)
+    known = ((prefix, name) for prefix, name, _ in FAMILIES if name)
+    return next((name for prefix, name in known if (model_type or "").startswith(prefix)), None)
 
 
 def way_out(kind: str, parser: str, model_type: str | None) -> str:

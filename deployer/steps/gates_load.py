@@ -54,7 +54,8 @@ def context_edge(bench: Bench) -> str | None:
         if entries == 0:
             return f"not asked: {limit} tokens are too few for the shortest document"
         patience = max(bench.rules.request_timeout_s, target / PREFILL_PER_S)
-        request = bench.request(document(entries), EDGE_TOKENS, timeout_s=patience)
+        filling = measure.left(target, entries)
+        request = bench.request(document(entries, filling), EDGE_TOKENS, timeout_s=patience)
         answer = bench.answer(request)
         if answer.get("status") != 400:
             return _judged(bench, request, answer, limit)
@@ -65,7 +66,7 @@ def context_edge(bench: Bench) -> str | None:
             )
         given, allowed = _number(GIVEN, told), _number(ALLOWED, told)
         if given:
-            measure = measure.corrected(entries, given)
+            measure = measure.corrected(entries, given - filling)
         room = min(limit, allowed or limit) - EDGE_TOKENS
         # A limit that was kept is not the one that speaks: step back from it.
         target = room if room < target else target - 2 * EDGE_TOKENS

@@ -51,15 +51,23 @@ def burst_answer(number: int) -> str:
     return str(16 + 4 * number)
 
 
-def document(entries: int) -> str:
-    """A prompt whose first line is asked for at its end; each entry has about as many tokens."""
+def document(entries: int, filling: int = 0) -> str:
+    """A prompt whose first line is asked for at its end; each entry has about as many tokens.
+
+    `filling`: so many more words of one token each.
+    """
     lines = [f"The code word of this document is {CODE_WORD}."]
     for number in range(1, entries + 1):
         lines.append(
             f"Entry {number:06d}: the tide gauge at station {number * 7 % 97:02d} was read at hour "
             f"{number * 5 % 24:02d} and showed {number * 13 % 450:03d} centimetres above the mark."
         )
+    if filling > 0:
+        lines.append("Remarks:" + " so" * filling)
     return "\n".join([*lines, ASKED_AT_THE_END])
+
+
+FILLING_MARGIN = 6
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,10 @@ class Ruler:
     def at_most(self, tokens: int) -> int:
         """Entries of the longest document with no more tokens; 0 when none fits."""
         return max(0, math.floor((tokens - self.base) / self.entry))
+
+    def left(self, tokens: int, entries: int) -> int:
+        """Tokens that a document of `entries` leaves of `tokens`, less what joins them."""
+        return max(0, math.floor(tokens - self.base - entries * self.entry) - FILLING_MARGIN)
 
     def corrected(self, entries: int, counted: int) -> Ruler:
         """The ruler after a document of `entries` was counted."""
