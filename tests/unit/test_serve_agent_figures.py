@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from serverworld import deployment
 
+from deployer.agents.serve import chat
 from deployer.agents.serve.figures import longest_run
 from deployer.steps.server_agent import ask
 from tests.local_transport import LocalTransport, shell_path
@@ -167,3 +168,22 @@ def test_weights(tmp_path: Path) -> None:
     found = run(tmp_path, 1, {**command, "files": []})[0]
     assert found["cut"] == ["a.safetensors: no safetensors header"]
     assert found["mtp"] is None
+
+
+def test_what_a_request_carries(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[Any] = []
+
+    def request(method: str, path: str, body: Any, timeout_s: float) -> dict[str, Any]:
+        sent.append(body)
+        return {"status": 200, "seconds": 0.1, "body": {"choices": []}, "text": ""}
+
+    monkeypatch.setattr(chat, "request", request)
+    one = {"model": "tiny", "prompt": "hi", "max_tokens": 5}
+    # The model's own sampling: no parameter of it is sent.
+    assert chat.completion(one)["error"]
+    assert set(sent[0]) == {"model", "messages", "max_tokens"}
+    more = {"temperature": 0.0, "chat_template_kwargs": {"enable_thinking": False}}
+    chat.completion({**one, **more, "separate_reasoning": False, "timeout_s": 3})
+    assert sent[1]["separate_reasoning"] is False
+    assert sent[1]["temperature"] == 0.0
+    assert sent[1]["chat_template_kwargs"] == {"enable_thinking": False}

@@ -11,7 +11,7 @@ from typing import Any
 from deployer.agents.serve.web import request
 
 Record = dict[str, Any]
-PASSED_ON = ("temperature", "seed", "chat_template_kwargs")
+PASSED_ON = ("temperature", "seed", "chat_template_kwargs", "separate_reasoning")
 EVENT_LIMIT = 200_000
 """Events of one stream; a server that streams without end is left."""
 
