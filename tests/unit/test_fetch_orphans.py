@@ -22,7 +22,7 @@ from deployer.agents.fetch import orphans
 from deployer.agents.fetch.claims import claim, foreign, plain
 from deployer.agents.fetch.common import LOCKED, Fatal
 from deployer.agents.fetch.holders import Holder, command_of, holders
-from deployer.agents.fetch.look import valid_bytes
+from deployer.agents.fetch.look import valid_bytes, valid_of_part
 from deployer.agents.fetch.manifest import File
 from deployer.agents.fetch.orphans import adopt, adopt_all, clean, cleanable
 from deployer.agents.fetch.partials import (
@@ -35,6 +35,7 @@ from deployer.agents.fetch.partials import (
     etag_of,
     partials,
 )
+from deployer.agents.fetch.pieces import Journal
 
 DATA = bytes(range(256)) * 4096
 """1 MiB."""
@@ -218,6 +219,30 @@ def test_a_part_that_has_more_stays_and_its_map_never_lies(tmp_path: Path) -> No
     mapped = put(tmp_path / f"{NAME}.part.map", b'{"prefix": 10, "pieces": [[60000, 129000]]}')
     assert adopt(str(tmp_path), FILE) == 990
     assert part.read_bytes() == DATA[:70_000] and not mapped.exists()
+
+
+@pytest.mark.parametrize("dies_at", ["map", "move"])
+def test_a_death_while_taking_over_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_at: str
+) -> None:
+    def die(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    hf(tmp_path, 70_000)
+    part = put(tmp_path / f"{NAME}.part", DATA[:10_000] + b"x" * 120_000)
+    put(tmp_path / f"{NAME}.part.map", b'{"prefix": 10000, "pieces": [[100000, 100100]]}')
+    with monkeypatch.context() as patch:
+        if dies_at == "map":
+            patch.setattr(Journal, "forget", die)
+        else:
+            patch.setattr(orphans, "_move", die)
+        with pytest.raises(KeyboardInterrupt):
+            adopt(str(tmp_path), FILE)
+    # Whichever file is there, its valid bytes are right ones, and none are fewer than before.
+    valid = valid_of_part(str(tmp_path / NAME))
+    assert valid == 10_000 and part.read_bytes()[:valid] == DATA[:valid]
+    assert adopt(str(tmp_path), FILE) == 60_000
+    assert part.read_bytes() == DATA[:70_000] and valid_of_part(str(tmp_path / NAME)) == 70_000
 
 
 def test_another_version_a_longer_one_and_an_empty_one_are_left(tmp_path: Path) -> None:

@@ -1,14 +1,13 @@
 """Partial files that other clients left behind: taken over, or named for cleaning."""
 
 # Paths are plain strings here: the file's names are bytes of a protocol, not of this machine.
-# ruff: noqa: PTH105, PTH106, PTH108, PTH116, PTH118, PTH119, PTH120
+# ruff: noqa: PTH105, PTH106, PTH108, PTH110, PTH114, PTH116, PTH118, PTH119, PTH120
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +21,6 @@ from deployer.agents.fetch.common import (
     log,
     make_folder,
     only_one,
-    replace_file,
     warn,
 )
 from deployer.agents.fetch.holders import Holder, Inode, holders
@@ -38,6 +36,7 @@ from deployer.agents.fetch.partials import (
     partials,
     walk,
 )
+from deployer.agents.fetch.pieces import Journal
 from deployer.agents.fetch.record import Record
 
 Row = tuple[str, int, str]
@@ -227,15 +226,29 @@ def _take(root: str, file: File, one: Partial) -> int:
         except FileNotFoundError:  # another worker took it: files of the same content
             return 0
         make_folder(root, os.path.dirname(part))
-        if os.path.lexists(part + ".map"):
-            # The old map must not speak for the new bytes, at no moment.
-            replace_file(part + ".map", json.dumps({"prefix": 0, "pieces": []}))
+        _drop_pieces(part)
         _move(path, part)
-        _unlink(part + ".map")
         _unlink(path + ".aria2")
         if lock:
             _unlink(lock)
     return one.prefix
+
+
+def _drop_pieces(part: str) -> None:
+    """Cuts NAME.part to its prefix and removes its map, which must not speak for other bytes.
+
+    Neither may be lost for the other: at each moment what is there is what the map says, or all of
+    it where there is none.
+    """
+    journal = Journal(part)
+    runs = journal.read()
+    if runs is None:
+        return
+    if os.path.islink(part):
+        os.unlink(part)
+    elif os.path.exists(part):
+        os.truncate(part, min(runs[0][1] if runs else 0, os.lstat(part).st_size))
+    journal.forget()
 
 
 def _move(path: str, part: str) -> None:
