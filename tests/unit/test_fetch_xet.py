@@ -193,18 +193,28 @@ def _error(name: str, base: type[Exception] = Exception, **facts: Any) -> Except
     return error
 
 
+HUB = "https://hub"
+
+
+def _answer(status: int, url: str = "") -> Exception:
+    """An error of the library with the answer behind it."""
+    answer = types.SimpleNamespace(status_code=status, url=url)
+    return _error("HfHubHTTPError", response=answer)
+
+
 def test_what_its_exceptions_mean() -> None:
-    assert code_of(_error("RevisionNotFoundError")) == 12
-    assert code_of(_error("RemoteEntryNotFoundError")) == 12
-    assert code_of(_error("HfHubHTTPError", response=types.SimpleNamespace(status_code=403))) == 11
-    assert code_of(_error("HfHubHTTPError", response=types.SimpleNamespace(status_code=503))) == 14
-    assert code_of(OSError(errno.ENOSPC, "full")) == 13
-    assert code_of(OSError(errno.EDQUOT, "quota")) == 13
-    assert code_of(OSError(errno.EROFS, "read-only")) == 18
-    assert code_of(ConnectionResetError(errno.ECONNRESET, "reset")) == 14
+    assert code_of(_error("RevisionNotFoundError"), HUB) == 12
+    assert code_of(_error("RemoteEntryNotFoundError"), HUB) == 12
+    assert code_of(_answer(403), HUB) == code_of(_answer(401, f"{HUB}/a/b"), HUB) == 11
+    assert code_of(_answer(403, "https://cdn.hub/signed?token"), HUB) == 14  # its url was too old
+    assert code_of(_answer(503), HUB) == 14
+    assert code_of(OSError(errno.ENOSPC, "full"), HUB) == 13
+    assert code_of(OSError(errno.EDQUOT, "quota"), HUB) == 13
+    assert code_of(OSError(errno.EROFS, "read-only"), HUB) == 18
+    assert code_of(ConnectionResetError(errno.ECONNRESET, "reset"), HUB) == 14
     wrapped = RuntimeError("Data processing error")
     wrapped.__cause__ = OSError(errno.ENOSPC, "full")
-    assert code_of(wrapped) == 13
+    assert code_of(wrapped, HUB) == 13
     assert one_line(RuntimeError("a\n b\x1b[0m")) == "RuntimeError: a b[0m"
 
 

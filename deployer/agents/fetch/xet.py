@@ -35,6 +35,7 @@ from deployer.agents.fetch.common import (
     make_folder,
 )
 from deployer.agents.fetch.gauge import Reporter
+from deployer.agents.fetch.hubhttp import origin
 from deployer.agents.fetch.manifest import File, Job
 from deployer.agents.fetch.stock import HF, HF_CACHE, Stock, below, occupied
 
@@ -99,8 +100,12 @@ def silent_bar(counter: Counter) -> type:
     return Bar
 
 
-def code_of(error: BaseException) -> int:
-    """The exit code for what huggingface_hub raised."""
+def code_of(error: BaseException, endpoint: str) -> int:
+    """The exit code for what huggingface_hub raised.
+
+    A refusal denies the files only when the Hub itself gives it: that of another origin is one of
+    a signed url, as after its time.
+    """
     seen: BaseException | None = error
     while seen is not None:
         for kind in type(seen).__mro__:
@@ -110,9 +115,10 @@ def code_of(error: BaseException) -> int:
             return DISK_FULL
         if isinstance(seen, OSError) and seen.errno in (errno.EROFS, errno.EACCES, errno.EIO):
             return DISK_ERROR
-        status = getattr(getattr(seen, "response", None), "status_code", None)
-        if status in (401, 403):
-            return DENIED
+        response = getattr(seen, "response", None)
+        if getattr(response, "status_code", None) in (401, 403):
+            asked = str(getattr(response, "url", "") or endpoint)
+            return DENIED if origin(asked) == origin(endpoint) else GAVE_UP
         seen = seen.__cause__ or seen.__context__
     return GAVE_UP
 
@@ -220,7 +226,7 @@ class Fetch:
                 hub.hf_hub_download(**words)
                 return
             except Exception as error:
-                code = code_of(error)
+                code = code_of(error, self.job.endpoint)
                 text = f"{file.path}: {one_line(error)}"
                 # Its next try would begin at 0; other methods go on from what is there.
                 begun = max(map(occupied, self.stock.hf_partials(file)), default=0) >= CHUNK
