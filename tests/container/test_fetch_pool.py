@@ -358,6 +358,35 @@ def test_what_stands_in_the_way_is_named(hub: Hub, tmp_path: Path) -> None:
     assert worker.root.read_text() == "a file"
 
 
+def test_what_git_or_a_login_page_left_is_no_beginning(hub: Hub, tmp_path: Path) -> None:
+    first, second, third = sorted(name for name, blob in hub.repo.blobs.items() if blob.lfs)
+    worker = Worker(hub, tmp_path)
+    worker.root.mkdir()
+    oid = hub.repo.blobs[first].sha256
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{oid}\nsize 1\n"
+    (worker.root / first).write_text(pointer)
+    (worker.root / second).write_text("<!DOCTYPE html><html>log in</html>" * 9)
+    assert worker.run("range") == 0, worker.log
+    assert worker.sent == worker.total, "fetched twice"
+    assert (worker.root / f"{first}.bad").read_text() == pointer
+    for name in (first, second):
+        (worker.root / f"{name}.bad").unlink()
+    assert worker.right()
+    begun = (worker.root / third).read_bytes()[: MIB // 2]
+    (worker.root / third).write_bytes(begun)
+    assert worker.run("range") == 0, worker.log
+    assert "resuming" in worker.log and worker.right()
+
+
+def test_a_connection_that_is_cut_ever_again_ends_when_the_file_does(
+    one: Hub, tmp_path: Path
+) -> None:
+    worker = Worker(one, tmp_path, connections=1, limits={"tries": 2, "backoff_s": 0.01})
+    one.faults([{"where": "cdn", "do": "truncate", "after": 4 * MIB}])
+    assert worker.run("range") == 0, worker.log
+    assert worker.right() and worker.lines[-1]["retries"] > 2
+
+
 def test_a_complete_model_costs_stats_only(big: Path, tmp_path: Path) -> None:
     with Hub(big / "fifteen", shards=15, mb=1) as hub:
         worker = Worker(hub, tmp_path)

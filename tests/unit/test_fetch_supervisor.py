@@ -83,7 +83,7 @@ def test_two_stalls_bar_a_method(world: World) -> None:
     assert "killed, going on with range" in text
     assert lines[-1] == (
         "error: no method is left at 3 of 12 bytes: "
-        "range: stalled at 3 of 12 bytes for 0 s, the 2. such end"
+        "range: stalled at 3 of 12 bytes for 0 s, its stall number 2"
     )
 
 

@@ -80,6 +80,20 @@ def broken_header(path: str) -> str:
     return "" if end == size - 8 - length else f"tensors end at {end}, data at {size - 8 - length}"
 
 
+def foreign_start(path: str, file: File) -> bool:
+    """Can these not be the first bytes of `file`: a git-lfs pointer, or no safetensors header?
+
+    `git clone` without git-lfs leaves such a pointer, 134 bytes, for every shard. Raises Fatal.
+    """
+    with disk(path), open(path, "rb") as stream:
+        start = stream.read(64)
+    if file.sha256 and start.startswith(b"version https://git-lfs"):
+        return True
+    if not file.path.endswith(".safetensors") or len(start) < 9:
+        return False
+    return start[8:9] != b"{" or int.from_bytes(start[:8], "little") > file.size - 8
+
+
 def check_content(file: File, final: str, names: Iterable[str]) -> None:
     """An index must name only files of the list; a shard's header must cover it. Raises Fatal."""
     if file.path.endswith(".safetensors"):

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 
 from deployer.agents.fetch.common import DISK_ERROR, Fatal, disk, log, make_folder, sync_folder
-from deployer.agents.fetch.digest import check_content, hash_file
+from deployer.agents.fetch.digest import check_content, foreign_start, hash_file
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import OWN_FOLDER, File, Job
 from deployer.agents.fetch.part import Part
@@ -67,7 +67,7 @@ class Landing:
         part = self.partial(file)
         # What a link leads to is not ours: the link itself is moved away.
         resumable = not os.path.islink(final) and not os.path.lexists(part)
-        if facts.st_size < file.size and resumable:
+        if facts.st_size < file.size and resumable and not foreign_start(final, file):
             log(f"{file.path}: {facts.st_size} of {file.size} bytes; resuming")
             Journal(part).forget()
             with disk(final):

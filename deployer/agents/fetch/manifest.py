@@ -63,7 +63,7 @@ class Limits:
     slow_bytes_per_s: float = 32 * 1024
     slow_window_s: float = 30.0
     idle_tries: int = 6  # tries in a row that bring nothing
-    tries: int = 200  # of one connection on one file
+    tries: int = 200  # of one connection on one file, that bring less than a block
     backoff_s: float = 1.0
     max_backoff_s: float = 30.0
     max_pause_s: float = 300.0

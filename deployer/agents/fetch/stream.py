@@ -115,13 +115,14 @@ class Stream:
         return f"{self.span.at} of {self.size}"
 
     def run(self) -> None:
-        """Tries until the span is full. Bounded: tries that bring nothing, and tries in all.
+        """Tries until the span is full. Bounded: tries that bring nothing, and those that bring
+        less than a block. One that brings more goes on for ever: the span is finite.
 
         Raises Fatal, Stopped or Yielded.
         """
-        idle = 0
+        idle = poor = 0
         again = Again("no try was allowed")
-        for _ in range(self.limits.tries):
+        while poor < self.limits.tries:
             if not self.span.left:
                 return
             self.wait_turn()
@@ -143,6 +144,7 @@ class Stream:
                 again = error
             self.count_refusal(again)
             idle = 0 if self.span.at > before else idle + 1
+            poor += self.span.at - before < BLOCK
             if idle > self.limits.idle_tries:
                 break
             self.back_off(again, idle)

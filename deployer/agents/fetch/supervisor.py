@@ -172,7 +172,7 @@ class Supervisor:
         """A stall: the method may get another turn."""
         count = self.strikes[method.name] = self.strikes.get(method.name, 0) + 1
         if count >= self.limits.stalls_per_method:
-            self.barred[method.name] = f"{what}, the {count}. such end" if count > 1 else what
+            self.barred[method.name] = f"{what}, its stall number {count}" if count > 1 else what
         self.say_next(method, what + then)
 
     def bury(self, method: Method, what: str, gained: int) -> None:
