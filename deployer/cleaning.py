@@ -36,7 +36,7 @@ class CleanPartials(Step):
             return Plan.unknown("container", facts.silent.get(want.guest, ""))
         if not fact.python:
             return Plan.blocked(
-                "there is no python3 on the target, and the venv has none yet",
+                "there is no python3 (3.9 or newer) on the target, and the venv has none yet",
                 f"install python3 there, or run `deploy up {want.id} --only venv`",
             )
         if fact.problem:

@@ -47,7 +47,9 @@ class ShardsStep(Step):
             return Plan.unknown("container", facts.silent.get(want.guest, ""))
         path = want.playbook.model.path
         if not fact.python:
-            return Plan.unknown("venv", "no python3 on the target before venv has run")
+            return Plan.unknown(
+                "venv", "no python3 (3.9 or newer) on the target before venv has run"
+            )
         if fact.problem:
             return Plan.blocked(fact.problem, f"check {path} on the target")
         manifest = pinned(want, state)

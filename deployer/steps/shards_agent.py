@@ -117,7 +117,7 @@ def run_agent(
     said = Said(answer.exit, tuple(lines.rows), tuple(other))
     if said.exit == NO_PYTHON:
         raise StepFailed(
-            "there is no python3 on the target, and the venv has none yet",
+            "there is no python3 (3.9 or newer) on the target, and the venv has none yet",
             where=want.id,
             fix=f"install python3 there, or run `deploy up {want.id} --only venv`",
         )

@@ -67,7 +67,8 @@ def job_script(want: Deployment) -> str:
     """What the job runs, in its own folder."""
     return (
         find_python(want.playbook.engine.venv)
-        + f'[ -n "$py" ] || {{ echo "error: no python3 on this machine"; exit {NO_PYTHON}; }}\n'
+        + '[ -n "$py" ] || { echo "error: no python3 (3.9 or newer) on this machine"; '
+        + f"exit {NO_PYTHON}; }}\n"
         + f'exec "$py" -I -S {NAME}\n'
     )
 

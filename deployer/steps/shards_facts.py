@@ -18,6 +18,7 @@ from deployer.shell import quote, words
 from deployer.state import ManifestFile
 
 PROBE = "shards"
+_NEW_ENOUGH = "import sys; sys.exit(sys.version_info < (3, 9))"
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,13 @@ class ShardsFact:
 
 
 def find_python(venv: str) -> str:
-    """sh lines that set `py` to a Python of the target, or to nothing."""
+    """sh lines that set `py` to a Python of the target that runs the agent, or to nothing."""
     return (
-        "py=$(command -v python3 2>/dev/null) || py=\n"
-        f'[ -n "$py" ] || ! [ -x {quote(venv + "/bin/python")} ] || '
-        f"py={quote(venv + '/bin/python')}\n"
+        "py=\n"
+        f'for one in "$(command -v python3 2>/dev/null)" {quote(venv + "/bin/python")}; do\n'
+        f'  [ -x "$one" ] && "$one" -I -S -c {quote(_NEW_ENOUGH)} 2>/dev/null || continue\n'
+        "  py=$one; break\n"
+        "done\n"
     )
 
 

@@ -248,7 +248,7 @@ def attach_script(venv: str) -> str:
     """sh text that becomes the agent in its attach mode; "$1" is the job's folder."""
     return (
         find_python(venv)
-        + '[ -n "$py" ] || { echo "no python3 on this machine" >&2; exit 127; }\n'
+        + '[ -n "$py" ] || { echo "no python3 (3.9 or newer) on this machine" >&2; exit 127; }\n'
         + f'[ -f "$1/{NAME}" ] || {{ echo "there is no $1/{NAME}" >&2; exit 127; }}\n'
         + f'exec "$py" -I -S "$1/{NAME}" attach "$@"\n'
     )

@@ -204,7 +204,7 @@ def test_without_a_python_on_the_target_it_says_so(
     monkeypatch.setattr(Session, "transport", LocalTransport(str(bare)), False)
     done = box.doctor(flag, "--yes")
     assert done.return_value == 1
-    assert "there is no python3 on the target" in done.output
+    assert "there is no python3 (3.9 or newer) on the target" in done.output
 
 
 def litter(box: Box) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -292,6 +293,25 @@ def test_the_script_says_what_lacks(tmp_path: Any) -> None:
     env = {"PATH": str(tmp_path)}
     bare = subprocess.run(["/bin/dash", "-c", script, "sh", "x"], capture_output=True, env=env)
     assert bare.returncode == 127 and b"no python3" in bare.stderr
+
+
+def test_a_python_that_is_too_old_for_the_agent_is_none(tmp_path: Path) -> None:
+    old = tmp_path / "bin" / "python3"
+    new = tmp_path / "venv" / "bin" / "python"
+    tells = 'case $* in *version_info*) ;; *) echo "$0" ;; esac'
+    for path, text in ((old, "exit 1"), (new, tells)):
+        path.parent.mkdir(parents=True)
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+    (tmp_path / "fetch.pyz").touch()
+    env = {"PATH": str(old.parent)}
+    for venv, code, said in (
+        (tmp_path / "venv", 0, str(new)),
+        (tmp_path / "none", 127, "no python3 (3.9 or newer) on this machine"),
+    ):
+        words = ["/bin/dash", "-c", attach_script(str(venv)), "sh", str(tmp_path)]
+        done = subprocess.run(words, capture_output=True, text=True, env=env)
+        assert (done.returncode, (done.stdout + done.stderr).strip()) == (code, said)
 
 
 # ---- figures
