@@ -190,7 +190,7 @@ def container_document(want: Deployment, facts: Facts) -> dict[str, Any] | None:
 def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) -> dict[str, Any]:
     """One deployment as seen now. Times in seconds; `state` is one of
 
-    serving | starting | ended | none | foreign (another process has the port) | unknown.
+    serving | starting | ended | stopped | none | foreign (another process has the port) | unknown.
     """
     server, serving = facts.get(ServerFact), facts.get(ServingFact)
     job = server.job if server else None
@@ -203,7 +203,7 @@ def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) 
         "model": want.playbook.model.served_name,
         "port": want.port,
         "container": container_document(want, facts),
-        "state": _state(server),
+        "state": _state(server, state),
         "problem": _problem(want, facts, server),
         "launch": job.identity.id if job else "",
         "variant": job.launch.variant if job else "",
@@ -227,7 +227,7 @@ def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) 
     }
 
 
-def _state(server: ServerFact | None) -> str:
+def _state(server: ServerFact | None, state: DeploymentState) -> str:
     if server is None or not server.asked:
         return "unknown"
     if server.serving:
@@ -236,7 +236,11 @@ def _state(server: ServerFact | None) -> str:
         return "foreign"
     if server.job is None:
         return "none"
-    return "starting" if server.job.alive else "ended"
+    if server.job.alive:
+        return "starting"
+    # A server that is told to stop kills itself at the end: signal 9 is no crash then.
+    recorded = {launch.id: launch.verdict for launch in state.launches}
+    return "stopped" if recorded.get(server.job.identity.id) == "stopped" else "ended"
 
 
 def _problem(want: Deployment, facts: Facts, server: ServerFact | None) -> str:

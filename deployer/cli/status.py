@@ -229,6 +229,8 @@ def _launch(one: Mapping[str, Any]) -> str:
     if not one["launch"]:
         return "none" if state == "none" else "none of ours"
     head = f"{one['launch']} ({one['variant'] or '?'})"
+    if state == "stopped":
+        return f"{head} stopped by this tool"
     if one["pid"] is None:
         ended = one["exit"] or "vanished without writing its end"
         return f"{head} ended: {ended}"

@@ -37,7 +37,12 @@ MAX_LINE = 500
 EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt): ?.*\S")
 RESOLVING = re.compile(r'^\s*File "[^"]*/(?:server_args|arg_groups/\w+)\.py"')
 """A traceback through the code that resolves the arguments."""
-FATAL_WHILE_ALIVE = re.compile(r"\[Errno 98\].*address already in use")
+FATAL_WHILE_ALIVE = re.compile(
+    r"\[Errno 98\].*address already in use|\[Errno 99\].*bind on address"
+)
+OTHERS_MEMORY = re.compile(r"\bProcess (\d+) has ([\d.]+) GiB memory in use")
+"""torch names the other processes on a GPU that is full."""
+OTHERS_GIB = 1.0
 
 
 def classify(
@@ -75,8 +80,9 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
             where = judged or (end if rule.passing else telling)
             hits = [line for line in where if rule.pattern.search(line)]
             if hits:
-                return Failure(
-                    rule.cls, _cut(hits[-1 if rule.last else 0]), rule.action, rule.next_variant
+                cause = hits[-1 if rule.last else 0]
+                return _taken_by_others(cause) or Failure(
+                    rule.cls, _cut(cause), rule.action, rule.next_variant
                 )
     if exit_code == -15:
         return Failure(
@@ -114,6 +120,20 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
         "unknown",
         _cut(told[-1]) if told else "",
         f"unknown cause ({_code(exit_code)}, phase {phase}): read the last lines of the log",
+        False,
+    )
+
+
+def _taken_by_others(cause: str) -> Failure | None:
+    """The failure when torch says that another process holds memory of the GPU."""
+    others = [one for one in OTHERS_MEMORY.findall(cause) if float(one[1]) >= OTHERS_GIB]
+    if not others:
+        return None
+    told = ", ".join(f"pid {pid} holds {gib} GiB" for pid, gib in others)
+    return Failure(
+        "gpu-occupied",
+        _cut(cause),
+        f"another process uses the GPU ({told}): end it, or take other GPUs",
         False,
     )
 

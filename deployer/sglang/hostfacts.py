@@ -27,6 +27,8 @@ MEMORY = frozenset(
 )
 SHARED = frozenset({"nccl", "crashed", "unknown", "exception", "child-crashed", "worker-died"})
 STORING = frozenset({"unknown", "exception", "died-silent", "silent"})
+WEIGHED = DEVICE | MEMORY | SHARED | STORING
+"""Classes on which the machine may have a word; for others it need not be asked."""
 STRANGER_MIB = 1024
 """A desktop or a monitor that holds less is not what a model's launch fails for."""
 SHM_KIB = 32 * 1024

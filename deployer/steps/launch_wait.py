@@ -10,7 +10,7 @@ from deployer.errors import REFUSALS, Unreachable
 from deployer.remote.jobs import JobIdentity, JobStatus
 from deployer.sglang.derive import Seen
 from deployer.sglang.failures import Failure, classify, fatal_while_alive, telling_lines
-from deployer.sglang.hostfacts import weigh
+from deployer.sglang.hostfacts import WEIGHED, HostFacts, weigh
 from deployer.sglang.log import LaunchLog
 from deployer.steps.base import StepContext
 from deployer.steps.launch_clock import PhaseClock
@@ -208,7 +208,7 @@ class LaunchWait:
     def _failed(self, failure: Failure, exit_code: int | None) -> LaunchFailed:
         """With the word of the machine, asked before anything of the launch is ended."""
         evidence = Evidence(self.context, self.job)
-        host = evidence.gather()
+        host = evidence.gather() if failure.cls in WEIGHED else HostFacts()
         said = failure.cause_line
         failure = weigh(failure, exit_code, host)
         lines = telling_lines(self.log.text())

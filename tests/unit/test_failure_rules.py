@@ -164,3 +164,14 @@ def test_the_first_cause_is_kept_behind_thousands_of_lines() -> None:
     noise = "".join(f'  File "/srv/venv/x.py", line {n}, in f\n    x = f(x)\n' for n in range(1500))
     failure, _ = judged(text + noise + "RuntimeError: consequence\n", code)
     assert failure.cls == "too-few-gpus"
+
+
+def test_torch_names_who_else_is_on_the_gpu() -> None:
+    code, _, _, _, text = load("graph-capture-out-of-memory")
+    free = "of which 348.31 MiB is free."
+    other = f"{free} Process 77 has 30.00 GiB memory in use. Process 5 has 0.30 GiB memory in use."
+    own = " Including non-PyTorch memory, this process has 16.99 GiB memory in use."
+    failure, _ = judged(text.replace(free, other + own), code)
+    assert (failure.cls, failure.next_variant_allowed) == ("gpu-occupied", False)
+    assert "pid 77 holds 30.00 GiB" in failure.action and "pid 5" not in failure.action
+    assert judged(text.replace(free, free + own), code)[0].cls == "graph-capture-out-of-memory"
