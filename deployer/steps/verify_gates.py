@@ -71,10 +71,10 @@ class Gates:
 
     def run(self, gates: Sequence[tuple[str, Gate]] = GATES) -> dict[str, float]:
         """The figures that were measured. Raises GateFailed; `failure` has then more of it."""
-        for name, gate in gates:
+        for number, (name, gate) in enumerate(gates):
             if name == LOADED_FROM:
                 before_load(self.bench)
-            self.bench.context.progress(f"gate {name}", 0, 0)
+            self.bench.context.progress("gates", number, len(gates), "", name)
             try:
                 detail = gate(self.bench)
             except GateFault as found:
