@@ -77,15 +77,22 @@ def _special(text: str) -> tuple[str, int] | None:
     return None
 
 
+SCRIPT_WINDOW = 60
+"""Gaps between words that are looked at together."""
+
+
 def _scripts(text: str) -> tuple[str, int] | None:
     """Words of many scripts in one sentence; in a list of greetings a mark or line parts them."""
     gaps = [
         (_script(match[1][-1]), _script(match[2]), match.start()) for match in SPACED.finditer(text)
     ]
-    switches = [at for before, after, at in gaps if before != after]
-    scripts = {script for before, after, _ in gaps for script in (before, after)}
-    if len(scripts) >= 4 and len(switches) >= 8 and len(switches) / len(gaps) > 0.3:
-        return f"{len(scripts)} scripts mixed in one text", switches[0]
+    # In parts, so that a good beginning does not hide a bad end.
+    for start in range(0, max(1, len(gaps) - SCRIPT_WINDOW // 2), SCRIPT_WINDOW // 2):
+        part = gaps[start : start + SCRIPT_WINDOW]
+        switches = [at for before, after, at in part if before != after]
+        scripts = {script for before, after, _ in part for script in (before, after)}
+        if len(scripts) >= 4 and len(switches) >= 8 and len(switches) / len(part) > 0.3:
+            return f"{len(scripts)} scripts mixed in one text", switches[0]
     return None
 
 

@@ -69,6 +69,10 @@ DEATHS: dict[str, Death] = {
         IMPORT, "ImportError: libcusparseLt.so.0: cannot open shared object file: No such file or "
         "directory",
     ),
+    "system-too-old": Death(
+        IMPORT, "ImportError: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.34' not found "
+        "(required by /srv/venv/lib/python3.12/site-packages/sglang/srt/_core.abi3.so)",
+    ),
     "python-module-missing": Death(IMPORT, "ModuleNotFoundError: No module named 'orjson'"),
     "bad-arguments": Death(
         ARGPARSE, "sglang serve: error: unrecognized arguments: --enable-warp-drive\n", EXITS, 2
@@ -137,6 +141,7 @@ DEATHS: dict[str, Death] = {
         ARGS, "PermissionError: [Errno 13] Permission denied: '{model}/config.json'"
     ),
     "too-many-files": Death(STARTING, "OSError: [Errno 24] Too many open files"),
+    "process-limit": Death(STARTING, "RuntimeError: can't start new thread"),
     "driver-too-old": Death(
         STARTING, "RuntimeError: The NVIDIA driver on your system is too old (found version "
         "12080). Please update your GPU driver by downloading and installing a new version from "
@@ -186,6 +191,7 @@ DEATHS: dict[str, Death] = {
         "at non-singleton dimension 0",
     ),
     "disk-full": Death(WEIGHTS, "OSError: [Errno 28] No space left on device: '/root/.triton'"),
+    "disk-error": Death(WEIGHTS, "OSError: [Errno 5] Input/output error"),
     "out-of-memory": Death(WEIGHTS, OOM),
     "host-out-of-memory": Death(WEIGHTS, "RuntimeError: mmap: Cannot allocate memory (12)"),
     "not-enough-memory": Death(
@@ -218,6 +224,11 @@ DEATHS: dict[str, Death] = {
     "address-not-here": Death(
         BIND, "ERROR:    [Errno 99] error while attempting to bind on address ('203.0.113.7', "
         "{port}): cannot assign requested address",
+    ),
+    "kernel-build-failed": Death(
+        WARMUP, "RuntimeError: ninja exited with status 1\nstdout:\n[1/2] /usr/local/cuda/bin/nvcc "
+        "-std=c++20 -O3 -c cuda.cu -o cuda_0.o\nnvcc fatal   : Unsupported gpu architecture "
+        "'compute_120a'\nninja: build stopped: subcommand failed.\n",
     ),
     "compiler-missing": Death(
         WARMUP, "RuntimeError: ninja exited with status 127\nstdout:\n/bin/sh: 1: "
@@ -285,8 +296,6 @@ def strike(place: str, args: Any = None) -> None:
     if death.way == SIGNALLED and -death.code in (signal.SIGQUIT, signal.SIGTERM):
         os.kill(parent, -death.code)  # the watchdog, or somebody with `kill`
     elif death.way == SIGNALLED:
-        if death.code != -signal.SIGKILL:
-            signal.signal(-death.code, signal.SIG_DFL)
         os.kill(os.getpid(), -death.code)
     while True:
         time.sleep(3600)

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sglang.lookalike import answers, faults, logs
+from sglang.lookalike import answers, faults, logs, outputs
 from sglang.version import RELEASE
 
 TOKEN_S, SLOW_TOKEN_S = 0.0016, 0.25
 DEGENERATE_UNIT = ["thinking", "\n\n"]
+LONGEST_PIECE = 16
 EOS = 2
 CHAT_MARK = re.compile(r"<\|im_start\|>user\n(.*?)(?:<\|im_end\|>|$)", re.DOTALL)
 
@@ -77,6 +78,9 @@ class Engine:
         if self.info["missing_shards"]:
             self._missing_weights(temperature)
             thought, pieces = [], ["!"] * limit
+        elif (text := outputs.ordered(on, said)) is not None:
+            text = text[: limit * LONGEST_PIECE]
+            thought, pieces = [], list(text) if text.isspace() else answers.tokens(text)
         elif faults.EMPTY in on:
             thought, pieces = [], []
         elif self._degenerate(on):

@@ -35,13 +35,17 @@ def run_scheduler_process(args: Any, rank: int, parent: int, pipe: Connection) -
         os.kill(parent, signal.SIGQUIT)
         return
     pipe.send(("ready", info))
-    if rank == 0:
-        threading.Thread(target=serve, args=(args,), daemon=True).start()
-    wait_for_ever(pipe)
+    while wait_for_word(pipe):
+        if rank == 0:
+            serve(args)
 
 
 def serve(args: Any) -> None:
     """Dies while it serves, a moment after the order."""
+    threading.Thread(target=wait_for_order, args=(args,), daemon=True).start()
+
+
+def wait_for_order(args: Any) -> None:
     while deaths.ordered(deaths.SERVING) is None:
         time.sleep(1.0)
     logs.wait(deaths.SERVES_S)
@@ -53,14 +57,17 @@ def run_detokenizer_process(parent: int, pipe: Connection) -> None:
     process.die_with_parent(parent)
     process.set_title("sglang::detokenizer")
     pipe.send(("ready", {}))
-    wait_for_ever(pipe)
+    while wait_for_word(pipe):
+        pass
 
 
-def wait_for_ever(pipe: Connection) -> None:
+def wait_for_word(pipe: Connection) -> bool:
+    """The parent says one word, when it is ready. False: it has gone."""
     try:
         pipe.recv()
     except EOFError:
-        return
+        return False
+    return True
 
 
 class Scheduler:

@@ -184,6 +184,8 @@ class HttpServer:
                 process.kill_tree(include_self=True)
         self.status = "Up"
         logs.say("The server is fired up and ready to roll!")
+        for child in self.children:
+            child.pipe.send("ready")
 
     def watch_children(self) -> None:
         """Since 0.5.10; before, a killed scheduler left a server that no longer answers."""
