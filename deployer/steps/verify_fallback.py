@@ -19,7 +19,7 @@ from deployer.steps.launch_ladder import Fall
 from deployer.steps.launch_wait import LaunchFailed
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import ServerFact, problems_of
-from deployer.steps.server_wanted import LaunchNote, Rung
+from deployer.steps.server_wanted import DERIVED, LaunchNote, Rung
 from deployer.steps.serving_fact import LIGHT_S, light_problem
 from deployer.steps.stop import StopStep
 from deployer.steps.verify_gates import Failure, Gates
@@ -73,7 +73,7 @@ class Fallback:
         return GateFailed(what, where=first.where, fix=fix, evidence=first.evidence)
 
     def without_speculation(self) -> tuple[Rung, LaunchNote] | None:
-        """The next rung of the ladder that does not speculate and is not known to fail."""
+        """The next variant that does not speculate; without one, this variant less its drafts."""
         want = self.context.want
         fall = Fall(want, self.context.state.manifest, [])
         fall.join(self.note)
@@ -83,9 +83,17 @@ class Fallback:
         while (rung := fall.next()) is not None:
             there = rung.deployment(want)
             if not any(there.serve_args().get(flag) for flag in ALGORITHM_FLAGS):
-                known = problems_of(there, self.fact, rung.variant)
-                return None if known else (rung, fall.note(rung))
-        return None
+                break
+        else:
+            rung = self._without_drafts()
+        known = problems_of(rung.deployment(want), self.fact, rung.variant)
+        return None if known else (rung, fall.note(rung))
+
+    def _without_drafts(self) -> Rung:
+        ran = self.note.rung if self.note.variant else Rung(self.bench.variant)
+        drafts = [flag for flag in self.bench.args if flag.startswith("speculative-")]
+        changes = {**dict(ran.changes), **dict.fromkeys(drafts, False)}
+        return Rung(f"{ran.variant}{DERIVED}no-spec", tuple(changes.items()))
 
     def compared(self, rung: Rung, note: LaunchNote) -> Compared:
         """The same questions to `rung`: which side is broken, and does that launch serve now?"""
@@ -97,7 +105,7 @@ class Fallback:
         )
         self.end_launch()
         step = LaunchStep(self.now, self.sleep)
-        job, launch = step._start(context, rung.variant, note.fell_from, key)
+        job, launch = step._start_rung(context, rung, note, key)
         try:
             step._follow(context, job, launch, key)
         except LaunchFailed as error:

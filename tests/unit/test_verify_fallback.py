@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -10,6 +11,7 @@ from gateworld import WANT, Model, Reply, ready
 from serverworld import (
     BOOT,
     IDENTITY,
+    MTP,
     Context,
     FakeJobs,
     Script,
@@ -24,9 +26,11 @@ from serverworld import (
 from deployer.errors import GateFailed, RemoteCommandFailed
 from deployer.events import Event, GateChecked, Note
 from deployer.model import Facts
+from deployer.playbook import Variant
 from deployer.remote.transport import Answer
 from deployer.state import DeploymentState, Launch
 from deployer.steps import launch_wait, verify_fallback
+from deployer.steps.server_wanted import LaunchNote, is_wanted
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
 from deployer.steps.verify_fallback import Fallback
@@ -46,9 +50,15 @@ class World:
         *,
         jobs: FakeJobs | None = None,
         own: DeploymentState | None = None,
+        variants: list[dict[str, Any]] | None = None,
         **rules: Any,
     ) -> None:
-        want = deployment(gates={"burst": 3, "min_tokens": 40, "alive_after_s": 1, **rules})
+        gates = {"burst": 3, "min_tokens": 40, "alive_after_s": 1, **rules}
+        want = deployment(gates=gates)
+        if variants:
+            found = [Variant.model_validate(one) for one in variants]
+            playbook = want.playbook.model_copy(update={"variants": found})
+            want = dataclasses.replace(want, playbook=playbook)
         self.jobs = jobs or FakeJobs([Script(list(UP))])
         self.ended: list[str] = []
 
@@ -81,7 +91,9 @@ class World:
                 launch.verdict = "stopped"
 
     def fail(self) -> GateFailed:
-        seen: Facts = facts(SERVING, ServingFact())
+        want = self.context.want
+        job = server_job(want)
+        seen: Facts = facts(fact(job=job, owners=(owner(),), listening=True), ServingFact())
         plan = self.step.plan(self.context.want, seen, self.context.state)
         with pytest.raises(GateFailed) as caught:
             self.step.apply(self.context, seen, plan)
@@ -145,6 +157,20 @@ def test_the_known_good_launch_runs_again(monkeypatch: pytest.MonkeyPatch) -> No
     assert "exec py --old" in jobs.started[1]["script"]
     assert len(world.ended) == 2
     assert world.context.state.known_good == "old"
+
+
+def test_a_playbook_without_another_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same variant less its speculative-* arguments is asked."""
+    world = World(monkeypatch, later=True, variants=[{"name": "mtp", "args": MTP}])
+    error = world.fail()
+    assert "speculation is the broken side" in error.what
+    assert "variant mtp~no-spec" in error.what
+    script = world.jobs.started[0]["script"]
+    assert "--speculative" not in script
+    assert "--mamba-scheduler-strategy extra_buffer" in script
+    note = LaunchNote.parse(world.jobs.started[0]["files"]["launch"].decode())
+    launch = world.context.state.launches[-1]
+    assert is_wanted(world.context.want, world.context.state.manifest, launch.fingerprint, note)
 
 
 def test_the_same_arguments_are_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
