@@ -257,7 +257,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "graph-capture-out-of-memory",
         r"OutOfMemoryError: CUDA out of memory|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
-        r"|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY",
+        r"|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
+        r"|Triton Error \[CUDA\]: out of memory",
         "lower serve.args mem-fraction-static or cuda-graph-max-bs",
         next_variant=True,
         last=True,
@@ -283,7 +284,7 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "out-of-memory",
         r"OutOfMemoryError: CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)",
+        r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|Triton Error \[CUDA\]: out of memory",
         "lower serve.args mem-fraction-static, context-length or max-running-requests",
         next_variant=True,
         last=True,
@@ -302,8 +303,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "engine-not-installed",
-        r"Error while finding module specification for 'sglang|No module named '?sglang",
-        "the venv lacks sglang: `deploy up --from venv`",
+        r"Error while finding module specification for 'sglang|No module named '?sglang"
+        r"|exec: \S*/python[\d.]*: (?:not found|Permission denied|cannot execute)|bad interpreter",
+        "the venv lacks sglang or its Python: `deploy up --from venv`",
     ),
     _rule(
         "system-too-old",
@@ -344,7 +346,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "nccl",
         r"NCCL error|nccl[A-Z]\w+(?:Error|Usage|Argument)\b|DistBackendError"
-        r"|NCCL WARN .*(?:fail|error)|Watchdog caught collective operation timeout",
+        r"|NCCL WARN .*(?:fail|error)|Watchdog caught collective operation timeout"
+        r"|Error: .*peer access is not supported",
         "the GPUs cannot talk to each other; try serve.env NCCL_P2P_DISABLE: '1'",
         passing=True,
     ),

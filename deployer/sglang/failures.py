@@ -24,7 +24,10 @@ MISLEADING = re.compile(
     r"|\[http_server\] Error: "
 )
 """Lines that are never shown as a cause."""
-HEADLINE = re.compile(r"[Ss]igquit|SIGQUIT")
+HEADLINE = re.compile(
+    r"[Ss]igquit|SIGQUIT|hit an exception: Trace|scheduler (?:is dead|died during)"
+)
+"""The server ended itself: its signal 9 is its own."""
 NOISE = re.compile(
     r'INFO: .* HTTP/1\.1"|^\s*(?:File "|\^+$|raise |~+)|^Traceback |^\s{4,}\S|^usage: |^\s+\[--'
 )
@@ -35,6 +38,8 @@ MAX_LINE = 500
 
 
 EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt): ?.*\S")
+CONSEQUENCE = re.compile(r"^(?:EOFError|\w*BrokenPipeError)\b|scheduler died during initialization")
+"""What the others raise when a worker is gone."""
 RESOLVING = re.compile(r'^\s*File "[^"]*/(?:server_args|arg_groups/\w+)\.py"')
 """A traceback through the code that resolves the arguments."""
 FATAL_WHILE_ALIVE = re.compile(
@@ -95,7 +100,11 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
             "it was killed from outside: look for the out-of-memory killer in `dmesg` on the host",
             False,
         )
-    raised = [line for line in telling if EXCEPTION.match(line)]
+    raised = [line for line in telling if EXCEPTION.match(line) and not CONSEQUENCE.search(line)]
+    for rule in CRASHED:
+        hits = [line for line in telling if rule.pattern.search(line)]
+        if hits and not raised:
+            return Failure(rule.cls, _cut(hits[0]), rule.action, rule.next_variant)
     if raised and any("CUDA error: " in line for line in raised):
         cause = next(line for line in raised if "CUDA error: " in line)
         return Failure(
@@ -138,11 +147,11 @@ def _taken_by_others(cause: str) -> Failure | None:
     )
 
 
-LAST: tuple[Rule, ...] = tuple(
-    rule for rule in RULES if rule.cls in ("kernel-build-failed", "child-crashed")
-)
-"""Who raised has said why before; it may have said it before another rank went on."""
-FIRM: tuple[Rule, ...] = tuple(rule for rule in RULES if rule not in LAST)
+LAST: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.cls == "kernel-build-failed")
+"""A build says why before it fails; it may say it before another rank goes on."""
+CRASHED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.cls == "child-crashed")
+"""A worker that raised has told what: its end is the consequence."""
+FIRM: tuple[Rule, ...] = tuple(rule for rule in RULES if rule not in (*LAST, *CRASHED))
 PASSING: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.passing)
 """Rules whose text a launch may survive."""
 

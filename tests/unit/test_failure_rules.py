@@ -175,3 +175,56 @@ def test_torch_names_who_else_is_on_the_gpu() -> None:
     assert (failure.cls, failure.next_variant_allowed) == ("gpu-occupied", False)
     assert "pid 77 holds 30.00 GiB" in failure.action and "pid 5" not in failure.action
     assert judged(text.replace(free, free + own), code)[0].cls == "graph-capture-out-of-memory"
+
+
+def test_what_a_worker_raised_comes_before_its_end() -> None:
+    _, _, _, _, text = load("child-crashed")
+    own = (
+        "[x TP1] Scheduler hit an exception: Traceback (most recent call last):\nFluxError: cold\n"
+    )
+    ends = (
+        "[x] Subprocess scheduler_0 (pid=38) crashed with exit code 1. Triggering SIGQUIT\n",
+        "[x] Rank 1 scheduler is dead. Please check if there are relevant logs.\n"
+        "[x] Exit code: 1\nEOFError: \n",
+        "RuntimeError: Rank 1 scheduler died during initialization (exit code: 1).\n",
+    )
+    for end in ends:
+        failure, _ = judged(text[: text.index("[2026-11-30 02:54:00]")] + own + end, -9)
+        assert (failure.cls, failure.cause_line) == ("exception", "FluxError: cold")
+        assert judged(end, 1)[0].cls == "child-crashed"
+    killed = "[x] Rank 0 scheduler is dead.\n[x] Exit code: -9\nEOFError: \n"
+    assert judged(killed, 1)[0].cls == "child-killed"
+
+
+@pytest.mark.parametrize(
+    ("line", "cls"),
+    [
+        ("/bin/sh: 1: exec: /opt/venvs/qwen/bin/python: not found", "engine-not-installed"),
+        ("RuntimeError: Triton Error [CUDA]: out of memory", "out-of-memory"),
+        ("ImportError: /x/common_ops.abi3.so: undefined symbol: _ZNK3c1", "library-missing"),
+        ("KeyError: 'qwen3_5'", "unknown-model-type"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling x", "cuda-fault"),
+        ("torch.AcceleratorError: CUDA error: something new", "cuda-fault"),
+        ("ValueError: x is larger than the profiled value -561981. y", "not-enough-memory"),
+        ("RuntimeError: Loaded weights leave no GPU memory for the KV cache", "not-enough-memory"),
+        ("RuntimeError: Could not find nvcc and default cuda_home", "compiler-missing"),
+        (
+            "Exception: flashinfer_python is installed with version 0.6.1, which is less than the "
+            "minimum required version 0.6.8.",
+            "python-module-missing",
+        ),
+    ],
+)
+def test_forms_seen_in_public_reports(line: str, cls: str) -> None:
+    text = f"Traceback (most recent call last):\n{line}\n"
+    assert judged(text, 1)[0].cls == cls
+
+
+def test_arguments_that_the_engine_refuses_in_its_own_words() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/v/sglang/srt/server_args.py", line 24, in f\n'
+        "    assert steps\nAssertionError: {} must be given\n"
+    )
+    failure, _ = judged(text.format("steps and topk"), 1)
+    assert (failure.cls, failure.next_variant_allowed) == ("arguments-refused", False)
+    assert failure.cause_line == "AssertionError: steps and topk must be given"
