@@ -54,6 +54,9 @@ def has_head(config_text: str, tensors: bool | None) -> bool | None:
 def drafts_itself(args: Mapping[str, ArgValue]) -> bool:
     """Do these arguments make the checkpoint draft with a head of its own?"""
     algorithm = next((str(args[flag]) for flag in ALGORITHM_FLAGS if flag in args), "")
+    if args.get("load-format") == "dummy":
+        # Made-up weights, those of the head too: nothing is read from the checkpoint.
+        return False
     return algorithm.upper() in OWN_HEAD and not any(args.get(flag) for flag in DRAFT_FLAGS)
 
 

@@ -54,7 +54,8 @@ class Bench:
     context_tokens: int = 0
     """Longest prompt with its answer; 0: not told."""
     thinks: bool = False
-    essays: list[tuple[Asked, str]] = field(default_factory=list)
+    essays: list[tuple[Asked, tuple[str, ...]]] = field(default_factory=list)
+    """Long answers, each as its thoughts and its content; what is empty is left out."""
     memory: dict[str, int] | None = None
     """Used MiB by GPU before the load; None: not known."""
 

@@ -42,6 +42,12 @@ def whole(answer: Record) -> str:
     return f"{parts.reasoning}\n{parts.content}".strip()
 
 
+def texts(answer: Record) -> tuple[str, ...]:
+    """Thoughts and content apart: a draft and its fair copy are no repetition."""
+    parts = reading(answer)
+    return tuple(text for text in (parts.reasoning, parts.content) if text)
+
+
 def without_answer(answer: Record) -> bool:
     """Did the server end an answer of which clients get no content?"""
     return answer.get("status") == 200 and reading(answer).kind in {"swallowed", "lost", "empty"}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from deployer.sglang.acceptance import Acceptance, Drafts, acceptance, of_meta
 from deployer.sglang.mtphead import ALGORITHM_FLAGS
 from deployer.sglang.quality import tokens
 from deployer.steps.gates_bench import Asked, Bench, GateFault
-from deployer.steps.gates_judge import Fault, Record, whole
+from deployer.steps.gates_judge import Fault, Record, texts, whole
 from deployer.steps.verify_prompts import CONTINUED
 
 REPETITIVE = 0.6
@@ -26,16 +27,15 @@ def wanted(bench: Bench) -> bool:
 
 def speculation(bench: Bench) -> str:
     """Drafts that are always accepted, with repetition, mean a broken verification."""
-    probe = bench.one(
-        {
-            "do": "generate",
-            "prompt": CONTINUED,
-            "max_tokens": PROBE_TOKENS,
-            "timeout_s": bench.rules.request_timeout_s,
-        },
-        bench.rules.request_timeout_s + 30,
-    )
-    _no_zero_run(probe)
+    request: Record = {
+        "do": "generate",
+        "prompt": CONTINUED,
+        "max_tokens": min(PROBE_TOKENS, bench.max_tokens),
+        "timeout_s": bench.rules.request_timeout_s,
+    }
+    probe = bench.answer(request)
+    if fault := zero_run(probe):
+        raise GateFault(fault, [Asked(request, zero_run)])
     if not wanted(bench):
         return "none"
     found = measured(bench, probe)
@@ -51,15 +51,15 @@ def speculation(bench: Bench) -> str:
                 f"its accept length {one.length:g}",
                 "warning",
             )
-    worst = min(bench.essays, key=lambda one: variety(one[1]), default=None)
+    worst = min(bench.essays, key=lambda one: least_varied(one[1]), default=None)
     high = max(one.rate for one in found)
     limit = bench.rules.max_accept_rate
-    if high >= limit and worst is not None and variety(worst[1]) < REPETITIVE:
+    if high >= limit and worst is not None and least_varied(worst[1]) < REPETITIVE:
         fault = Fault(
             "output",
-            f"accept rate {high:.2f} with repetitive text ({variety(worst[1]):.0%} different "
+            f"accept rate {high:.2f} with repetitive text ({least_varied(worst[1]):.0%} different "
             "phrases): the drafts are not verified",
-            worst[1][-400:],
+            min(worst[1], key=variety)[-400:],
         )
         raise GateFault(fault, [_varied(worst[0])])
     words = "; ".join(
@@ -107,18 +107,25 @@ def variety(text: str) -> float:
     return len(set(phrases)) / len(phrases) if phrases else 1.0
 
 
+def least_varied(parts: Sequence[str]) -> float:
+    """The variety of the part that has least of it."""
+    return min((variety(text) for text in parts), default=1.0)
+
+
 def _varied(one: Asked) -> Asked:
     def judged(answer: Record) -> Fault | None:
         fault = one.judged(answer)
-        if fault is None and variety(whole(answer)) < REPETITIVE:
+        if fault is None and least_varied(texts(answer)) < REPETITIVE:
             return Fault("output", "repetitive text", whole(answer)[-400:])
         return fault
 
     return replace(one, judged=judged)
 
 
-def _no_zero_run(probe: Record) -> None:
+def zero_run(probe: Record) -> Fault | None:
+    """Token id 0 over and over in an answer of /generate."""
     run = probe.get("run") or {}
     if run.get("id") == 0 and int(run.get("length") or 0) >= ZERO_RUN:
         why = f"token id 0 {run['length']} times in a row, from token {run['begin']} of an answer"
-        raise GateFault(Fault("output", why, str(probe.get("text", ""))[:400]))
+        return Fault("output", why, str(probe.get("text", ""))[:400])
+    return None

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from deployer.sglang.reasoning import way_out
 from deployer.steps.gates_bench import Asked, Bench, GateFault
-from deployer.steps.gates_judge import Fault, Record, reading, refused, text_fault, whole
+from deployer.steps.gates_judge import Fault, Record, reading, refused, text_fault, texts, whole
 from deployer.steps.verify_prompts import (
     CODE_WORD,
     COUNT_TO,
@@ -95,7 +95,7 @@ def quality(bench: Bench) -> str:
             found = [first, *bench.many(essays[1:], 1)[0]]
         else:
             found, _ = bench.many(essays, min(2, rules.parallel))
-        bench.essays += [(one, whole(answer)) for one, answer in zip(essays, found, strict=True)]
+        bench.essays += [(one, texts(answer)) for one, answer in zip(essays, found, strict=True)]
         words = "as it comes" if mode is None else f"thinking {_on(mode)}"
         if mode is not None and mode != any(reading(one).reasoning for one in found):
             words += " (without effect)"
@@ -168,7 +168,7 @@ def long_prompt(bench: Bench) -> str | None:
         if counted >= target - 8:
             break
         measure = measure.corrected(entries, counted)
-    bench.essays.append((one, whole(answer)))
+    bench.essays.append((one, texts(answer)))
     if isinstance(answer.get("ttft_s"), float):
         bench.figures["long_ttft_s"] = round(answer["ttft_s"], 3)
     known, found = (CODE_WORD in whole(text).lower() for text in (short, answer))

@@ -349,7 +349,10 @@ def test_speculation(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_run_of_token_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     run_of = {"id": 0, "begin": 65, "length": 190}
     probe = {"ok": True, "status": 200, "meta": {}, "run": run_of, "text": "fall of!!!!"}
-    error = failing(monkeypatch, Model(generate=probe), "speculation")
+    gates, _, error = run(monkeypatch, Model(generate=probe))
+    assert error is not None
+    assert gates.failure is not None
+    assert (gates.failure.gate, gates.failure.comparable) == ("speculation", True)
     assert "token id 0 190 times in a row, from token 65" in error.what
 
 
@@ -416,6 +419,12 @@ def test_what_figures_are_compared_with() -> None:
     assert (found.launch, found.same) == ("same", True)
     assert worse({"tokens_per_s": 60.0}, {"tokens_per_s": 50.0}, 0.3) == []
     assert worse({"tokens_per_s": 60.0}, {"tokens_per_s": 30.0}, 0.3) == ["30 tokens/s, before 60"]
+    many, few = (
+        {"parallel_tokens_per_s": 90.0, "parallel_requests": 8.0},
+        {"parallel_tokens_per_s": 20.0},
+    )
+    assert worse(many, {**few, "parallel_requests": 2.0}, 0.3) == []
+    assert len(worse(many, {**few, "parallel_requests": 8.0}, 0.3)) == 1
     assert worse({"ttft_s": 0.02}, {"ttft_s": 0.1}, 0.3) == []
 
 

@@ -65,6 +65,7 @@ def test_the_rule() -> None:
     assert [one.rule for one in headless(MTP, False)] == ["no-mtp-head"]
     assert not drafts_itself({**MTP, "speculative-draft-model-path": "/srv/draft"})
     assert not drafts_itself({"speculative-algorithm": "NGRAM"})
+    assert not drafts_itself({**MTP, "load-format": "dummy"})
     want = deployment()
     lost = fact(config=json.dumps(QWEN), head=False)
     assert [one.rule for one in problems_of(want, lost, "mtp")] == ["no-mtp-head"]
