@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from deployer.agents.fetch.common import GAVE_UP, Fatal
+from deployer.agents.fetch.common import GAVE_UP, Fatal, log
 from deployer.agents.fetch.gauge import SHOWN, Gauge, Reporter
 
 
@@ -66,3 +66,10 @@ def test_without_a_supervisor_the_line_goes_to_a_file(tmp_path: Path) -> None:
     reporter.tell("two")
     assert (tmp_path / "progress").read_text() == "two\n"
     assert [path.name for path in tmp_path.iterdir()] == ["progress"]
+
+
+def test_a_line_of_the_log_is_one_line_whatever_a_server_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    log("403 No\x1b[2J\u2028pe\r\x85\udcff, modèle")
+    assert capsys.readouterr().out[9:] == "403 No?[2J?pe???, modèle\n"

@@ -73,8 +73,9 @@ def disk(path: str) -> Iterator[None]:
 
 
 def log(text: str) -> None:
-    """One line of the job's log."""
-    print(time.strftime("%H:%M:%S ") + text, flush=True)
+    """One line of the job's log; what could end it or move a cursor, as in a server's words, is ?."""
+    shown = "".join(letter if letter.isprintable() else "?" for letter in text)
+    print(time.strftime("%H:%M:%S ") + shown, flush=True)
 
 
 def warn(text: str) -> None:

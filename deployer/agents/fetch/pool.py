@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 
-from deployer.agents.fetch.common import BLOCK, MISMATCH, Fatal, Stopped, log
+from deployer.agents.fetch.common import BLOCK, MISMATCH, Fatal, Stopped, log, warn
 from deployer.agents.fetch.gauge import Gauge, Reporter
 from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.landing import Landing
@@ -188,7 +188,7 @@ class Download:
         if not wrong:
             self.landing.land(part.file, part)
         elif not part.refetched:
-            log(f"{name}: {wrong}; fetching it again")
+            warn(f"{name}: {wrong}; fetching it again")
             part.restart()
         else:
             self.landing.put_aside(part.file, part.path, "wrong twice")
