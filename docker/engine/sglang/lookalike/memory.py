@@ -169,6 +169,17 @@ def capped(running: int, states: States) -> int:
     return min(running, most)
 
 
+def draft_gib(text: dict[str, Any], tp: int) -> tuple[float, float]:
+    """GiB a GPU of the MTP head, and of the embeddings it loads until it shares the target's."""
+    hidden = int(text["hidden_size"])
+    heads, kv_heads = text["num_attention_heads"], text.get("num_key_value_heads", 1)
+    head_dim = int(text.get("head_dim") or hidden // heads)
+    layer = 3 * hidden * int(text.get("intermediate_size", 0)) + 2 * hidden * hidden
+    layer += hidden * head_dim * (3 * heads + 2 * kv_heads)
+    both = 2 * int(text.get("vocab_size", 0)) * hidden
+    return layer * 2 / tp / GIB, both * 2 / tp / GIB
+
+
 def state_bytes(args: Any, text: dict[str, Any], tp: int, linear: int) -> tuple[int, int]:
     """Bytes of one request's conv and SSM state on one GPU."""
     k_heads, v_heads = text["linear_num_key_heads"], text["linear_num_value_heads"]

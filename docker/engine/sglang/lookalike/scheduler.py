@@ -262,11 +262,14 @@ class Scheduler:
         )
         logs.say(f"Load weight begin. avail mem={self.avail:.2f} GB")
         logs.wait(0.05)
-        self.avail -= 0.01
+        head, shared = memory.draft_gib(self.text, self.args.tp_size)
+        left = self.avail - head - shared
         logs.say(
-            f"Load weight end. elapsed=0.05 s, type={name}MTP, avail mem={self.avail:.2f} GB, "
-            "mem usage=0.01 GB."
+            f"Load weight end. elapsed=0.05 s, type={name}MTP, avail mem={left:.2f} GB, "
+            f"mem usage={head + shared:.2f} GB."
         )
+        # 0.5.23 sizes its pools while the embeddings are still there twice.
+        self.avail = left if NEW else self.avail - head
 
     def report(
         self, found: weights.Found, loaded: float, pools: memory.Pools, graphs: float
