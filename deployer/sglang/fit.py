@@ -177,7 +177,7 @@ def _evaluate(machine: Machine, flags: ServeFlags) -> Fit:
     try:
         resolved = resolve(engine, shape, flags, gpu.total_mib, machine.env)
         weights = machine.load.target
-        if engine == Engine.V0_5_23 and resolved.speculative is not None:
+        if engine >= Engine.V0_5_14 and resolved.speculative is not None:
             weights += machine.load.draft
         pools = size(shape, resolved, flags, gpu.free, gpu.free - weights)
         if pools.max_running <= 0:
@@ -193,7 +193,7 @@ def _slack_needs(machine: Machine, resolved: Resolved, pools: Pools) -> dict[str
     shape = machine.shape
     layer = shape.kv_token_bytes(resolved.tp, resolved.kv_bytes) / shape.full_layers
     needs = {}
-    if resolved.engine < Engine.V0_5_23:
+    if resolved.engine < Engine.V0_5_14:
         needs["draft weights while loading"] = machine.load.draft
     if pools.kv_token_bytes == shape.kv_token_bytes(resolved.tp, resolved.kv_bytes):
         needs["draft KV"] = pools.tokens * layer / GIB
@@ -207,7 +207,7 @@ def _ideas(
     engine, _ = engine_of(machine.version)
     hybrid, flags = machine.shape.hybrid, asked.flags
     strategy = "mamba-radix-cache-strategy"
-    if engine < Engine.V0_5_23:
+    if engine < Engine.V0_5_14:
         strategy = "mamba-scheduler-strategy"
     ideas: list[tuple[str, dict[str, ArgValue], str]] = []
     if hybrid and asked.refusal is not None and asked.resolved is None:

@@ -3,7 +3,7 @@
 Memory is in GiB (1 << 30).
 
 `before` is the free memory of the fullest GPU after NCCL started and before the weights, `after`
-the same once they are loaded (0.5.23: target and draft; older: target only).
+the same once they are loaded (since 0.5.14: target and draft; older: target only).
 Real pools come out 0.1-0.25 % smaller, since some 0.05 GiB go between the two readings.
 """
 
@@ -14,12 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from deployer.sglang.modelshape import ModelShape
+from deployer.sglang.pages import lacks_head_dim
 from deployer.sglang.resolved import Engine, Refusal, Resolved
 from deployer.sglang.serveflags import ServeFlags
 
 GIB = 1 << 30
 VISION_RESERVE_GIB = 100 / 1024
-"""0.5.23 keeps SGLANG_VLM_CACHE_SIZE_MB (100) out of the pools of a vision model."""
+"""0.5.18 and newer keep SGLANG_VLM_CACHE_SIZE_MB (100) out of the pools of a vision model."""
 NOT_ENOUGH = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
 MORE_MEMORY = "raise mem-fraction-static, free the GPU, or use more GPUs"
 
@@ -31,7 +32,7 @@ class Pools:
     tokens: int
     max_running: int
     context: int
-    kv_token_bytes: int
+    kv_token_bytes: float
     slots: int | None
     slots_per_request: int | None
     slot_bytes: int | None
@@ -40,6 +41,8 @@ class Pools:
     states: float
     intermediate: float
     kv: float
+    window_tokens: int | None = None
+    """Of the sliding-window pool; `tokens` is then the pool of the full layers."""
 
     @property
     def full_requests(self) -> int:
@@ -52,37 +55,45 @@ def size(
 ) -> Pools:
     """The pools, as SGLang computes them. Raises Refusal with SGLang's error.
 
-    Before 0.5.23 a state cache too small for one request is sized without a word: `max_running`
+    Before 0.5.14 a state cache too small for one request is sized without a word: `max_running`
     is 0, and the worker dies afterwards (`no_request_fits` says how).
     """
     engine = resolved.engine
     slack = before * (1 - resolved.mem_fraction)
     rest = after - slack
-    if engine == Engine.V0_5_23 and shape.multimodal:
+    if engine >= Engine.V0_5_18 and shape.multimodal:
         rest -= VISION_RESERVE_GIB
     slots: int | None = None
     slot_bytes: int | None = None
     states = intermediate = 0.0
     if shape.linear is not None:
         slot_bytes = shape.linear.slot_bytes(resolved.tp, resolved.ssm_dtype, resolved.conv_bytes)
-        share = _new_states if engine == Engine.V0_5_23 else _old_states
+        share = _new_states if engine >= Engine.V0_5_14 else _old_states
         slots, states, intermediate = share(resolved, flags, rest, slot_bytes)
         rest -= states + intermediate
-    if engine == Engine.V0_5_23 and rest <= 0:
+    if engine >= Engine.V0_5_14 and rest <= 0:
         raise _no_room_left(resolved, before, after)
+    _has_head_dim(shape, resolved)
     cell = kv_token_bytes(shape, resolved, flags)
     available = int(rest * GIB)
-    profiled = _aligned(available // cell, flags)
+    profiled = int(available // cell)
+    if engine > Engine.V0_5_10:
+        profiled = _aligned(profiled, resolved)
     tokens = profiled
     if flags.max_total_tokens is not None:
-        tokens = _aligned(min(profiled, flags.max_total_tokens), flags)
+        tokens = min(profiled, flags.max_total_tokens)
+    tokens = _aligned(tokens, resolved)
     if tokens <= 0:
         raise Refusal(_not_enough(resolved), "pool sizing", MORE_MEMORY)
+    pool = tokens * cell
+    window_tokens: int | None = None
+    if shape.window is not None and not flags.one_pool:
+        tokens, window_tokens = _two_pools(shape, resolved, flags, tokens, cell)
     context = flags.context_length or shape.context
     running = _max_running(resolved, context, tokens, profiled)
     if slots is not None:
         running = min(running, slots // resolved.slots_per_request)
-        if running <= 0 and engine == Engine.V0_5_23:
+        if running <= 0 and engine >= Engine.V0_5_14:
             raise no_request_fits(resolved, slots)
     return Pools(
         tokens=tokens,
@@ -96,19 +107,61 @@ def size(
         weights=before - after,
         states=states,
         intermediate=intermediate,
-        kv=tokens * cell / GIB,
+        kv=pool / GIB,
+        window_tokens=window_tokens,
     )
 
 
-def kv_token_bytes(shape: ModelShape, resolved: Resolved, flags: ServeFlags) -> int:
-    """Budgeted KV bytes of one token on one GPU; 0.5.23 adds the draft's where it knows them."""
-    cell = shape.kv_token_bytes(resolved.tp, resolved.kv_bytes)
-    if resolved.engine != Engine.V0_5_23 or resolved.speculative is None:
-        return cell
+def kv_token_bytes(shape: ModelShape, resolved: Resolved, flags: ServeFlags) -> float:
+    """Budgeted KV bytes of one token on one GPU; newer versions add the draft's if they know it.
+
+    With a sliding-window pool it is of a token of the full layers, and of its share of the window's
+    since 0.5.11 (before, of a token of every layer).
+    """
+    cell: float = shape.kv_token_bytes(resolved.tp, resolved.kv_bytes)
+    if shape.window is not None:
+        window: float = shape.window.token_bytes(resolved.tp, resolved.kv_bytes)
+        if flags.one_pool:
+            layers = shape.full_layers + shape.window.layers
+            return cell / shape.full_layers * layers if shape.full_layers else window
+        if resolved.engine > Engine.V0_5_10 and shape.full_layers:
+            window *= _window_ratio(flags)
+        return cell + window
+    if resolved.engine < Engine.V0_5_14 or resolved.speculative is None:
+        return int(cell)
     if resolved.speculative not in ("EAGLE", "EAGLE3", "STANDALONE"):
-        return cell
+        return int(cell)
     draft = shape.nextn_layers or (1 if flags.draft_path else 0)
-    return cell + int(cell * draft / shape.full_layers)
+    return int(cell) + int(cell * draft / shape.full_layers)
+
+
+def _window_ratio(flags: ServeFlags) -> float:
+    return 0.8 if flags.window_ratio is None else flags.window_ratio
+
+
+def _two_pools(
+    shape: ModelShape, resolved: Resolved, flags: ServeFlags, tokens: int, cell: float
+) -> tuple[int, int]:
+    """(tokens of the full layers, tokens of the window layers); all-window models have one pool."""
+    if shape.window is None or not shape.full_layers:
+        return tokens, tokens
+    full = tokens
+    if resolved.engine <= Engine.V0_5_10:
+        own = shape.kv_token_bytes(resolved.tp, resolved.kv_bytes)
+        window = shape.window.token_bytes(resolved.tp, resolved.kv_bytes)
+        full = int(tokens * cell / (own + _window_ratio(flags) * window))
+    share = int(full * _window_ratio(flags))
+    return _aligned(full, resolved), _aligned(share, resolved)
+
+
+def _has_head_dim(shape: ModelShape, resolved: Resolved) -> None:
+    """Some config classes leave `head_dim` None, and these versions then add None to it."""
+    if lacks_head_dim(resolved.engine, shape):
+        raise Refusal(
+            "TypeError: unsupported operand type(s) for +: 'int' and 'NoneType'",
+            "pool sizing",
+            f"serve.args json-model-override-args: '{{\"head_dim\": {shape.head_dim}}}'",
+        )
 
 
 def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
@@ -143,9 +196,10 @@ def _old_states(
 def _new_states(
     resolved: Resolved, flags: ServeFlags, rest: float, slot: int
 ) -> tuple[int, float, float]:
-    """(slots, their GiB, GiB of intermediate states) of 0.5.23. Each pool has one slot more."""
+    """(slots, their GiB, GiB of intermediate states) since 0.5.14; a padding slot since 0.5.18."""
     asked = max(1, resolved.max_running) if resolved.max_running is not None else None
     drafts, each = resolved.draft_tokens, resolved.slots_per_request
+    padding = 1 if resolved.engine >= Engine.V0_5_18 else 0
     ratio = 0.9 if flags.mamba_ratio is None else flags.mamba_ratio
     budget = rest * ratio / (1 + ratio) * GIB
     if flags.mamba_slots is not None:
@@ -154,12 +208,13 @@ def _new_states(
     elif not resolved.radix and asked is not None:
         slots = capped = asked
     elif resolved.speculative is not None:
-        slots = int((budget - slot * (1 + drafts)) // (slot * (1 + drafts / each)))
+        taken = budget - slot * (1 + drafts) * padding
+        slots = int(taken // (slot * (1 + drafts / each)))
         capped = min(asked or slots, slots // each)
     else:
-        slots = int((budget - slot) // slot)
+        slots = int((budget - slot * padding) // slot)
         capped = 0
-    intermediate = slot * (capped + 1) * drafts / GIB if resolved.speculative else 0.0
+    intermediate = slot * (capped + padding) * drafts / GIB if resolved.speculative else 0.0
     if slots <= 0:
         raise Refusal(
             "RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. "
@@ -167,7 +222,7 @@ def _new_states(
             "pool sizing",
             MORE_MEMORY + ", or lower max-running-requests",
         )
-    return slots, (slots + 1) * slot / GIB, intermediate
+    return slots, (slots + padding) * slot / GIB, intermediate
 
 
 def _max_running(resolved: Resolved, context: int, tokens: int, profiled: int) -> int:
@@ -179,13 +234,13 @@ def _max_running(resolved: Resolved, context: int, tokens: int, profiled: int) -
         return estimated if asked is None else asked
     if asked is None:
         return min(estimated, tokens // 2)
-    if resolved.engine == Engine.V0_5_23:
+    if resolved.engine >= Engine.V0_5_14:
         return min(max(1, asked), tokens // 2)
     return min(asked, estimated)
 
 
-def _aligned(tokens: int, flags: ServeFlags) -> int:
-    return tokens // flags.page_size * flags.page_size
+def _aligned(tokens: int, resolved: Resolved) -> int:
+    return tokens // resolved.page_size * resolved.page_size
 
 
 def _not_enough(resolved: Resolved) -> str:
@@ -212,7 +267,7 @@ def _no_room_left(resolved: Resolved, before: float, after: float) -> Refusal:
 def no_request_fits(resolved: Resolved, slots: int) -> Refusal:
     """The state slots do not hold one request."""
     each = resolved.slots_per_request
-    if resolved.engine == Engine.V0_5_23:
+    if resolved.engine >= Engine.V0_5_14:
         error = (
             "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any "
             f"requests. max_mamba_cache_size={slots}, mamba_ratio={each}"

@@ -6,15 +6,16 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from deployer.sglang.configdefaults import defaults_for
 from deployer.sglang.modelshape import (
-    DTYPE_BYTES,
-    LinearState,
     Mla,
     ModelShape,
     Moe,
     Quantization,
     Vision,
 )
+from deployer.sglang.modelstate import HYBRID_ARCHITECTURES, state_layers
+from deployer.sglang.modelwindow import window_layers
 
 Config = Mapping[str, Any]
 
@@ -35,11 +36,13 @@ KV_HEAD_KEYS = (
 MLA_ARCHITECTURES = frozenset(
     {
         "DeepseekV2ForCausalLM",
+        "DeepseekV32ForCausalLM",
         "DeepseekV3ForCausalLM",
         "DeepseekVL2ForCausalLM",
         "DotsVLMForCausalLM",
         "Glm4MoeLiteForCausalLM",
         "KimiK25ForConditionalGeneration",
+        "KimiLinearForCausalLM",
         "KimiVLForConditionalGeneration",
         "LongcatFlashForCausalLM",
         "MiniCPM3ForCausalLM",
@@ -47,16 +50,7 @@ MLA_ARCHITECTURES = frozenset(
         "SarvamMLAForCausalLM",
     }
 )
-HYBRID_ARCHITECTURES = frozenset(
-    {
-        "Qwen3NextForCausalLM",
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
-        "Qwen3_5ForCausalLM",
-        "Qwen3_5MoeForCausalLM",
-    }
-)
-"""Gated-delta-net layers beside full attention. Qwen3.6 uses the qwen3_5 architecture."""
+INDEXED_ARCHITECTURES = frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"})
 DEFAULT_VISION = frozenset(
     {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
 )
@@ -71,14 +65,16 @@ QWEN_VISION: Config = {
 }
 UNMODELLED = {
     "sliding-window pools": (
-        *("GptOss", "Llama4", "Gemma4", "MiMoV2", "Step3p5", "Step3p7", "Laguna", "Mellum"),
-        *("DeepseekV4", "Inkling", "MuseGlimmer"),
+        *("Gemma4", "Step3p7", "Laguna", "Mellum", "DeepseekV4", "Inkling", "MuseGlimmer"),
+        *("DiffusionGemma", "UnlimitedOCR", "Beam"),
     ),
     "state layers of another kind": (
-        *("NemotronH", "FalconH1", "GraniteMoeHybrid", "JetNemotron", "JetVLM", "Lfm2", "Jamba"),
-        *("KimiLinear", "KimiK3", "BailingMoeV2_5", "BailingMoeV3", "MiniMaxText", "Qwen4Exp"),
+        *("JetNemotron", "JetVLM", "Lfm2Moe", "Lfm2Vl", "Jamba", "KimiK3", "BailingMoeV2_5"),
+        *("BailingMoeV3", "MiniMaxText", "MiniMaxForCausalLM", "Qwen4Exp", "Mamba", "FalconMamba"),
+        *("NemotronH_", "NemotronHPuzzle", "InternS2", "MiniCPMV4_6", "Zaya"),
     ),
-    "a sparse-attention index": ("DeepseekV32", "GlmMoeDsa", "MiniMaxM3", "Glm5Next"),
+    "a sparse-attention index": ("GlmMoeDsa", "MiniMaxM3", "Glm5Next"),
+    "an encoder besides its decoder": ("Whisper",),
 }
 """Architecture prefixes whose cache is sized by other rules than the ones written here."""
 
@@ -115,18 +111,22 @@ def shape_of(config: Config) -> ModelShape:
         (config[key] for key in ("text_config", "llm_config") if isinstance(config.get(key), dict)),
         {},
     )
-    text: Config = {**config, **nested}
+    text: Config = {**defaults_for(config, nested or config), **config, **nested}
     for kind, prefixes in UNMODELLED.items():
         if architecture.startswith(prefixes):
             raise ConfigNotUnderstood(f"{architecture} has {kind}, whose sizing is not known here")
-    if text.get("index_topk") is not None:
+    if text.get("index_topk") is not None and architecture not in INDEXED_ARCHITECTURES:
         raise ConfigNotUnderstood(f"{architecture} has a sparse-attention index; not known here")
     mla = _mla(architecture, text)
     layers, heads, hidden = (
         _number(text, key) for key in ("num_hidden_layers", "num_attention_heads", "hidden_size")
     )
-    full = _full_layers(architecture, text, layers)
-    if full <= 0:
+    window, linear = window_layers(architecture, text, layers), None
+    if window is not None:
+        full = layers - window.layers
+    else:
+        full, linear = state_layers(architecture, text, layers)
+    if full <= 0 and window is None:
         raise ConfigNotUnderstood("the config has no full-attention layer")
     head_dim = int(text.get("head_dim") or hidden // heads)
     return ModelShape(
@@ -142,18 +142,28 @@ def shape_of(config: Config) -> ModelShape:
         v_head_dim=int(text.get("v_head_dim") or head_dim),
         vocab=_number(text, "vocab_size"),
         context=_context(text),
-        dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+        dtype=_dtype(text),
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         gated_attention=bool(text.get("attn_output_gate", architecture in HYBRID_ARCHITECTURES)),
         rotary_dim=mla.rope_dim if mla else int(head_dim * _rotary_share(architecture, text)),
-        linear=_linear(architecture, config, text, layers - full),
+        linear=linear,
         mla=mla,
         moe=_moe(text, layers),
         vision=_vision(architecture, config),
         quantization=_quantization(text),
         nextn_layers=int(text.get("num_nextn_predict_layers") or 0),
         mtp_layers=_mtp_layers(architecture, text),
+        window=window,
+        head_dim_given=text.get("head_dim") is not None,
     )
+
+
+def _dtype(text: Config) -> str:
+    """As SGLang loads it: 32-bit weights become 16-bit ones (bfloat16 only for Gemma)."""
+    name = str(text.get("dtype") or text.get("torch_dtype") or "bfloat16").removeprefix("torch.")
+    if name not in ("float32", "float"):
+        return name
+    return "bfloat16" if str(text.get("model_type", "")).startswith("gemma") else "float16"
 
 
 def _number(text: Config, key: str) -> int:
@@ -170,30 +180,6 @@ def _kv_heads(text: Config, heads: int) -> int:
     return int(found)
 
 
-def _full_layers(architecture: str, text: Config, layers: int) -> int:
-    if architecture not in HYBRID_ARCHITECTURES:
-        return layers
-    kinds = text.get("layer_types")
-    if isinstance(kinds, list) and kinds:
-        return sum(1 for kind in kinds if kind == "full_attention")
-    return layers // int(text.get("full_attention_interval") or 4)
-
-
-def _linear(architecture: str, config: Config, text: Config, layers: int) -> LinearState | None:
-    if architecture not in HYBRID_ARCHITECTURES:
-        return None
-    dtype = str(text.get("mamba_ssm_dtype") or "float32")
-    return LinearState(
-        layers=layers,
-        key_heads=_number(text, "linear_num_key_heads"),
-        key_dim=_number(text, "linear_key_head_dim"),
-        value_heads=_number(text, "linear_num_value_heads"),
-        value_dim=_number(text, "linear_value_head_dim"),
-        conv_kernel=_number(text, "linear_conv_kernel_dim"),
-        ssm_dtype=dtype if dtype in DTYPE_BYTES else "float32",
-    )
-
-
 def _mla(architecture: str, text: Config) -> Mla | None:
     if architecture not in MLA_ARCHITECTURES or text.get("use_mla") is False:
         return None
@@ -202,6 +188,7 @@ def _mla(architecture: str, text: Config) -> Mla | None:
         rope_dim=_number(text, "qk_rope_head_dim"),
         nope_dim=int(text.get("qk_nope_head_dim") or 0),
         q_rank=int(text.get("q_lora_rank") or 0),
+        index_dim=int(text["index_head_dim"]) if text.get("index_topk") is not None else 0,
     )
 
 
@@ -300,5 +287,8 @@ def _context(text: Config) -> int:
         factor = float(rope.get("factor") or 1)
         if "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3":
             factor = 1.0
+    if str(text.get("model_type", "")).startswith("gemma3"):
+        # transformers 5 keeps its factors by kind of layer, where SGLang does not see them.
+        factor = 1.0
     length = next((text[key] for key in CONTEXT_KEYS if text.get(key) is not None), 2048)
     return int(factor * int(length))

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+VISION_OFF = frozenset(
+    {
+        "Gemma3ForConditionalGeneration",
+        "Llama4ForConditionalGeneration",
+        "Step3VLForConditionalGeneration",
+        "InklingForConditionalGeneration",
+    }
+)
+"""Served as text models unless --enable-multimodal is given (configs/model_config.py)."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "half": 2, "float": 4}
 
 
 @dataclass(frozen=True)
 class LinearState:
-    """The recurrent layers: what one request keeps instead of KV tokens."""
+    """The recurrent layers: what one request keeps instead of KV tokens.
+
+    The names are those of gated delta nets. Mamba2 has groups, state size, heads and head size in
+    their place; a short convolution has no state besides its window (`key_dim` 0).
+    """
 
     layers: int
     key_heads: int
@@ -37,6 +50,28 @@ class Mla:
     rope_dim: int
     nope_dim: int
     q_rank: int
+    index_dim: int = 0
+    """Of the sparse-attention index (DeepSeek V3.2), which is kept beside it; 0 without one."""
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes of the index for one token and layer: 8-bit keys, a 32-bit scale for each 128."""
+        return self.index_dim + self.index_dim // 128 * 4
+
+
+@dataclass(frozen=True)
+class Window:
+    """Layers that only look back a window, and keep their KV in a pool of their own."""
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+
+    def token_bytes(self, tp: int, kv_bytes: int) -> int:
+        """KV bytes of one token of this pool on one GPU."""
+        heads = max(1, self.kv_heads // tp)
+        return heads * (self.head_dim + self.v_head_dim) * self.layers * kv_bytes
 
 
 @dataclass(frozen=True)
@@ -106,10 +141,16 @@ class ModelShape:
     """`num_nextn_predict_layers`, which 0.5.23 charges to the KV budget; 0 when absent."""
     mtp_layers: int
     """Layers of the checkpoint's own draft head; 0 when it has none."""
+    window: Window | None = None
+    """The other layers of a model with sliding-window pools; `full_layers` counts the full ones."""
+    head_dim_given: bool = True
+    """Does its config class know `head_dim`, by the file or a default of its own?"""
 
     @property
     def multimodal(self) -> bool:
         """Does SGLang treat it as a vision model?"""
+        if self.architecture in VISION_OFF:
+            return False
         return self.vision is not None or self.architecture.endswith("ForConditionalGeneration")
 
     @property
@@ -125,6 +166,7 @@ class ModelShape:
     def kv_token_bytes(self, tp: int, kv_bytes: int) -> int:
         """KV bytes of one token on one GPU, without a draft."""
         if self.mla is not None:
-            return (self.mla.kv_rank + self.mla.rope_dim) * self.full_layers * kv_bytes
+            latent = (self.mla.kv_rank + self.mla.rope_dim) * kv_bytes
+            return (latent + self.mla.index_bytes) * self.full_layers
         per_gpu = max(1, self.kv_heads // tp)
         return per_gpu * (self.head_dim + self.v_head_dim) * self.full_layers * kv_bytes

@@ -92,6 +92,6 @@ def _variants(machine: Machine) -> dict[str, dict[str, ArgValue]]:
         return {"base": {}}
     draft = dict(DRAFT)
     engine = engine_of(machine.version)[0]
-    if machine.shape.hybrid and Engine.V0_5_9 < engine < Engine.V0_5_23:
+    if machine.shape.hybrid and Engine.V0_5_9 < engine < Engine.V0_5_14:
         draft["mamba-scheduler-strategy"] = "extra_buffer"
     return {"mtp": draft, "no-mtp": {}}

