@@ -172,6 +172,8 @@ def _stop(context: StepContext, jobs: Jobs, job: JobIdentity, what: str) -> None
 
 PROXY_REFUSES = "wants a user and password (407)"
 """The agent's words for a proxy's refusal, which has the exit code of the Hub's."""
+OTHER_VERSION = "the hub now has another version"
+"""The agent's words for other hashes at the pinned commit, which no other fetch will cure."""
 _OTHER_PROXY = (
     "set download.proxy to a proxy that needs no password for the target, or to none; "
     "a password cannot be given: it would be seen in plans and on the target"
@@ -190,13 +192,15 @@ def judge(context: StepContext, code: int, watch: Watch) -> None:
     said = [line.partition("error: ")[2] for line in lines if "error: " in line]
     has_token = bool(context.environ.get(want.playbook.download.token_env))
     word = said[-1] if said else f"the download ended with exit {code}"
-    by_proxy = code == DENIED and PROXY_REFUSES in word
-    raise StepFailed(
-        word,
-        where=want.id,
-        fix=_OTHER_PROXY if by_proxy else fix_of(want, code, has_token=has_token),
-        evidence=lines,
-    )
+    fix = fix_of(want, code, has_token=has_token)
+    if code == DENIED and PROXY_REFUSES in word:
+        fix = _OTHER_PROXY
+    elif code == MISMATCH and OTHER_VERSION in word:
+        fix = (
+            f"`deploy up {want.id} --repin` takes what the Hub has now; if it should not have "
+            "changed, check download.endpoint and download.proxy"
+        )
+    raise StepFailed(word, where=want.id, fix=fix, evidence=lines)
 
 
 def fix_of(want: Deployment, code: int, *, has_token: bool) -> str:

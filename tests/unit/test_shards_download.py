@@ -82,6 +82,15 @@ def test_an_exit_code_has_its_fix(code: int, fix: str) -> None:
     assert fix in caught.value.fix
 
 
+def test_another_version_at_the_hub_needs_a_new_pin_not_another_run() -> None:
+    world = World()
+    said = "12:00:00 error: a: the hub now has another version (00); the old bytes are kept\n"
+    world.execs = [[world.end(10, said)]]
+    with pytest.raises(StepFailed, match="another version") as caught:
+        run(world)
+    assert "--repin" in caught.value.fix and "RAM" not in caught.value.fix
+
+
 def test_every_code_of_the_agent_has_words_of_its_own() -> None:
     fixes = {fix_of(want(), code, has_token=True) for code in (2, *range(10, 19), 127)}
     assert len(fixes) == 11 and not any("job's log" in fix for fix in fixes)

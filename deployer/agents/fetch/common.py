@@ -73,7 +73,7 @@ def disk(path: str) -> Iterator[None]:
 
 
 def log(text: str) -> None:
-    """One line of the job's log; what could end it or move a cursor, as in a server's words, is ?."""
+    """One line of the job's log. A server's words could end it or move a cursor: those are `?`."""
     shown = "".join(letter if letter.isprintable() else "?" for letter in text)
     print(time.strftime("%H:%M:%S ") + shown, flush=True)
 
