@@ -7,7 +7,7 @@
 #   lab.sh up | down | status   start, remove, show the lab
 #   lab.sh reset [HOST...]      hosts (default: all, and the hub) as after the first start
 #   lab.sh fault NAME [on|off] [HOST]    default: on, kpro5
-#   lab.sh faults               the faults that exist, one a line
+#   lab.sh faults [all]         the faults that exist; all: each failure and bad answer of a server too
 #   lab.sh ssh HOST|HOST-guest [COMMAND...]
 set -eu
 export LC_ALL=C
@@ -287,10 +287,21 @@ host-key-changed        the host's SSH key is another one than recorded
 EOF
 }
 
+# A failure of each class of the tool's table, and each kind of bad answer, alone or after a good start.
+list_server_faults() {
+    folder=$here/engine/sglang/lookalike
+    sed -n 's/^    "\([a-z0-9-]*\)": Death(.*/server-fails-\1/p' "$folder/deaths.py"
+    for kind in $(sed -n '/^KINDS/,/^}/s/^    "\([a-z-]*\)": .*/\1/p' "$folder/outputs.py") count-stuck garbage; do
+        echo "server-says-$kind"
+        echo "server-says-$kind-late"
+    done
+}
+
 fault() {
     name=${1:-} want=${2:-on} host=${3:-kpro5}
     [ -n "$name" ] || die "which fault? lab.sh faults"
-    list_faults | grep -q "^$name " || die "no fault $name; lab.sh faults lists them"
+    { list_faults; list_server_faults; } | sed 's/ .*//' | grep -qx -- "$name" ||
+        die "no fault $name; lab.sh faults all lists them"
     case $want in on | off) ;; *) die "on or off, not $want" ;; esac
     is_host "$host"
     case $name in
@@ -346,7 +357,7 @@ up) mkdir -p "$build"; need_docker; up ;;
 down) compose down -t 1 >/dev/null 2>&1 || die "compose down failed"; say "down" ;;
 reset) reset "$@" ;;
 fault) fault "$@" ;;
-faults) list_faults ;;
+faults) list_faults; [ "${1:-}" != all ] || list_server_faults ;;
 ssh) login "$@" ;;
 status) status ;;
 -h | --help | help) sed -n '2,12s/^# \{0,1\}//p' "$0" ;;
