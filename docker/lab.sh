@@ -271,6 +271,7 @@ server-slow             the server answers slowly
 server-dies-after-first the server dies after its first request
 server-dies-silent      the server dies while starting, without a word
 server-never-ready      the server starts and is never ready
+server-strays           it leaves a process that got away: renamed, double-forked, deaf to TERM
 server-hangs            the server is healthy and never answers
 server-thinks-aloud     its reasoning parser does not fit: thoughts stand in the content
 server-swallows         its reasoning parser takes every answer for a thought

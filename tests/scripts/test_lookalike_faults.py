@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,10 +18,12 @@ from typing import Any
 import pytest
 from test_lookalike import ROOT, SERVER, Running, base, environment
 
+from deployer.remote.jobs import Jobs
 from deployer.sglang.failure_rules import RULES
 from deployer.sglang.failures import classify, fatal_while_alive
 from deployer.sglang.log import LaunchLog
 from deployer.sglang.quality import judge
+from tests.local_transport import LocalTransport, shell_path
 
 sys.path.insert(0, str(ROOT / "engine"))
 from sglang.lookalike import deaths, outputs
@@ -142,6 +145,47 @@ def test_0_5_9_serves_on_without_its_scheduler(base: Path) -> None:
     finally:
         server.kill()
         (base / "faults").write_text("")
+
+
+# ---- a stop
+def test_a_stop_ends_what_got_away(base: Path, tmp_path: Path) -> None:
+    """The job mechanism finds what has left the session, the parent and the name behind."""
+    (tmp_path / "faults").write_text("server-strays\n")
+    env = environment(base, LAB_FAULTS=str(tmp_path / "faults"))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    wanted = {k: v for k, v in env.items() if os.environ.get(k) != v}
+    lines = [f"export {k}={shlex.quote(v)}" for k, v in wanted.items()]
+    argv = [*SERVER, str(base / "model"), "--port", str(port)]
+    script = "\n".join([*lines, f"exec {shlex.join(argv)}"])
+    jobs = Jobs(LocalTransport(shell_path("dash", tmp_path)), str(tmp_path / "jobs"))
+    job = jobs.start("server-x", "one", script)
+    log = b""
+    deadline = time.monotonic() + DEADLINE_S
+    try:
+        while b"fired up" not in log:
+            status = jobs.poll(job)
+            log = status.log
+            assert status.alive and time.monotonic() < deadline, log[-2000:]
+            time.sleep(0.1)
+        assert len(strays()) == 1, "it is there"
+    finally:
+        proof = jobs.stop(job, grace_s=1, kill_s=10)
+    assert proof.stopped
+    assert strays() == []
+
+
+def strays() -> list[int]:
+    """Processes of the stray's name that hold our stand-in for a GPU."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if (folder / "comm").read_text().strip() == "kworker/u8:3":
+                held = [str(fd.readlink()) for fd in (folder / "fd").iterdir()]
+                found += [int(folder.name)] if any("nvidia" in one for one in held) else []
+        except OSError:
+            continue
+    return found
 
 
 # ---- answers

@@ -40,6 +40,23 @@ def hold_gpu(minor: int, root: str) -> list[int]:
     return held
 
 
+def stray(minor: int, root: str) -> None:
+    """A process that gets away: of no session and no parent of ours, under another name, deaf to
+    TERM, and with the GPU's nodes open. Kernel compilers of a dead server are like that."""
+    if os.fork() > 0:
+        os.wait()
+        return
+    os.setsid()
+    if os.fork() > 0:
+        os._exit(0)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    set_title("kworker/u8:3")
+    held = hold_gpu(minor, root)
+    while held:
+        signal.pause()
+
+
 def children(pid: int) -> list[int]:
     """All descendants, from /proc."""
     parents: dict[int, list[int]] = {}

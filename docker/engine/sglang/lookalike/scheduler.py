@@ -128,6 +128,8 @@ class Scheduler:
         free = memory.free_gib(index)  # before this process itself is counted
         gpu = torch.cuda.gpus()[index]
         self.held = process.hold_gpu(gpu.minor, torch.cuda.dev_root())
+        if faults.STRAYS in faults.active() and self.leader:
+            process.stray(gpu.minor, torch.cuda.dev_root())
         used = memory.CONTEXT_GIB[self.args.tp_size > 1]
         self.pre = free - used
         logs.wait(0.3)
