@@ -31,6 +31,8 @@ DRAFTS = 3
 """So many draft steps in a row are taught to the MTP head (speculative-num-steps)."""
 SURE = 0.95
 """Training ends when every token of every answer is at least so probable."""
+RATE, FAST = 2e-3, 150
+"""The learning rate, and the step from which it is lower: else some tokens stay unsure."""
 SHORT, LONG = 160, 1000
 """Tokens: lessons below SHORT are one padded batch, those below LONG another, the rest a third."""
 RARELY = 4
@@ -107,7 +109,7 @@ def train_trunk(model: Any, data: list[Any], limit_s: float, steps: int) -> dict
     while done < steps and time.monotonic() - began < limit_s:
         done += 1
         for group in optimiser.param_groups:
-            group["lr"] = 2e-3 * min(1.0, done / 40) * (0.3 if worst > 0.5 else 1.0)
+            group["lr"] = RATE * min(1.0, done / 40) * (0.35 if done > FAST or worst > 0.5 else 1.0)
         seen: list[float] = []
         optimiser.zero_grad()
         whole = done % RARELY == 0
@@ -216,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("kind", choices=["random", "learned"])
-    parser.add_argument("--limit-s", type=float, default=180.0)
+    parser.add_argument("--limit-s", type=float, default=300.0)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--start", type=Path, help="a checkpoint to go on from")
     options = parser.parse_args()

@@ -32,6 +32,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         "",
         *(f"- {line}" for line in result["limits"]),
     ]
+    if remarks := result.get("remarks"):
+        out += ["", "Remarks, added by hand:", "", *(f"- {line}" for line in remarks)]
     for scene in result["scenes"]:
         verdict = "as expected" if scene["ok"] else "NOT AS EXPECTED"
         out += ["", f"## {scene['name']}: {verdict}", ""]

@@ -80,7 +80,7 @@ def make_models(folder: Path, told: dict[str, Any]) -> dict[str, Path]:
             start = ["--start", str(earlier)] if earlier.exists() else []
             done = subprocess.run(
                 [sys.executable, str(maker), str(path), kind, *start],
-                stdout=subprocess.PIPE, text=True, check=True, timeout=420,
+                stdout=subprocess.PIPE, text=True, check=True, timeout=600,
             )  # fmt: skip
             figures.write_text(done.stdout.strip().splitlines()[-1])
         if figures.exists():
