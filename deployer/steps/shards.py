@@ -10,6 +10,7 @@ from deployer.errors import StepBlocked
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure
 from deployer.state import DeploymentState, Manifest
 from deployer.steps.base import Step, StepContext
+from deployer.steps.server_compat import refusal, settled_problems
 from deployer.steps.shards_download import download, job_name
 from deployer.steps.shards_facts import ShardsFact, shards_probe
 from deployer.steps.shards_figures import size_text
@@ -72,7 +73,8 @@ class ShardsStep(Step):
                 f"{manifest.repo} {manifest.asked} is {manifest.commit[:12]}: "
                 f"{len(manifest.files)} files, {total}"
             )
-            plan = self.plan(want, facts, state)
+            known = settled_problems(want, facts, manifest, want.variant_name)
+            plan = refusal(known, stands=True) if known else self.plan(want, facts, state)
             if plan.state is PlanState.BLOCKED:
                 raise StepBlocked(plan.reason, where=want.id, fix=plan.fix)
         if plan.state is PlanState.CHANGES:
@@ -154,7 +156,7 @@ class ShardsStep(Step):
 
 
 def methods_text(want: Deployment) -> str:
-    """The methods that the playbook allows and feeds, in their order."""
+    """The methods that the playbook allows and feeds, in their order; hf-xet knows no limit."""
     rules = want.playbook.download
     endpoint = rules.target_endpoint or rules.endpoint
     limit = ""
@@ -162,7 +164,7 @@ def methods_text(want: Deployment) -> str:
         limit = f", at most {size_text(rules.bwlimit_bytes_per_s)}/s"
     said = {
         "range": f"range requests to {endpoint} ({rules.connections} at a time{limit})",
-        "hf-xet": "hf-xet from the venv",
+        "hf-xet": "" if limit else "hf-xet from the venv",
         "mirror": f"range requests to {', '.join(rules.mirrors)}" if rules.mirrors else "",
         "peer": f"rsync from {rules.peer.user}@{rules.peer.address}" if rules.peer else "",
     }

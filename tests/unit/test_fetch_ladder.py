@@ -109,6 +109,8 @@ def test_a_venv_that_is_not_there_or_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert rungs(job(venv="/none"))["hf-xet"].obstacle() == "/none/bin/python is not there"
+    limited = rungs(job(venv="/none", limits={"bwlimit_bytes_per_s": 1e6}))["hf-xet"]
+    assert limited.obstacle() == "it cannot be held to bwlimit_bytes_per_s"
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text("#!/bin/sh\necho 'libpython is gone' >&2\nexit 127\n")

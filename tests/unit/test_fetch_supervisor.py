@@ -169,8 +169,8 @@ def test_all_barred_names_every_method_and_why(world: World) -> None:
     assert text.splitlines()[-1] == (
         "error: no method is left at 0 of 12 bytes: "
         "range: failed: a.txt: gave up: connection refused; "
-        "hf-xet: no venv is configured; mirror: none is configured; "
-        "peer: failed: ended with code 1, see the lines above"
+        "peer: failed: ended with code 1, see the lines above; "
+        "hf-xet: no venv is configured; mirror: none is configured"
     )
     assert "hf-xet cannot be used: no venv is configured" in text
     assert text.count("error: ") == 1

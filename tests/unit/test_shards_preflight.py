@@ -314,10 +314,11 @@ def test_the_plan_names_the_methods_in_order_and_the_limits() -> None:
         "rsync from root@10.0.0.2",
         "range requests to https://huggingface.co (4 at a time, at most 5.0 MB/s)",
         "range requests to https://m",
-        "hf-xet",
     ]
     assert [text.index(one) for one in order] == sorted(text.index(one) for one in order)
     for one in ("for 45 s", "below 100.0 kB/s over 120 s", "60 s", "2 kills", "at most 7 times"):
         assert one in text
+    assert "hf-xet" not in text
     plain = said(floor_bytes_per_s=0)
+    assert plain.index("range requests") < plain.index("hf-xet from the venv")
     assert "rsync" not in plain and "below" not in plain and "https://m" not in plain

@@ -164,6 +164,8 @@ def xet_buffers_mb() -> int:
 def _no_hf(job: Job) -> str:
     """Why the venv's huggingface_hub cannot be used, in one line."""
     python = venv_python(job)
+    if job.limits.bwlimit_bytes_per_s:
+        return "it cannot be held to bwlimit_bytes_per_s"
     if not job.venv or not os.access(python, os.X_OK):
         return f"{python} is not there" if job.venv else "no venv is configured"
     try:

@@ -86,6 +86,7 @@ class Supervisor:
         self.strikes: dict[str, int] = {}
         self.deaths: dict[str, int] = {}
         self.barred: dict[str, str] = {}
+        self.unusable: set[str] = set()
         self.untrusted = False
         self.asked_to_stop = 0
         self.wake, self._waker = os.pipe()
@@ -142,8 +143,11 @@ class Supervisor:
             if not obstacle:
                 return method
             self.barred[method.name] = obstacle
+            self.unusable.add(method.name)
             log(f"{method.name} cannot be used: {obstacle}")
-        why = "; ".join(f"{name}: {reason}" for name, reason in self.barred.items()) or "none given"
+        # What was tried says more than what could not be.
+        rows = sorted(self.barred.items(), key=lambda row: row[0] in self.unusable)
+        why = "; ".join(f"{name}: {reason}" for name, reason in rows) or "none given"
         raise Fatal(
             UNTRUSTED if self.untrusted else GAVE_UP,
             f"no method is left at {self.figures.place()}: {why}",
