@@ -440,3 +440,15 @@ def test_prompts() -> None:
     assert 5000 <= len(document(ruler.at_least(5000)).split()) < 5030
     assert len(document(ruler.at_most(5000)).split()) <= 5000
     assert Ruler.of((50, 50)) is None
+
+
+def test_requests_that_never_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model()
+
+    def half(command: Reply) -> Reply:
+        replies = [model.complete(one) for one in command["requests"][:2]]
+        results = [{**one, "number": number} for number, one in enumerate(replies)]
+        return {"ok": True, "results": results, "seconds": 3.0}
+
+    model.changes["many"] = half
+    assert "only 2 of 6 requests came back" in failing(monkeypatch, model, "burst").what
