@@ -132,12 +132,14 @@ class Engine:
 
     def _refuse_first(self, acting: Sequence[Step], facts: Facts) -> None:
         """A refusal that stands whatever the steps before it do comes before any change."""
+        first = True
         for step in acting:
             plan = step.plan(self.want, facts, self.state)
-            if plan.state is PlanState.BLOCKED:
-                if step.refuses_first:
-                    self._refuse(step, plan, facts)
-                return
+            if plan.state is not PlanState.BLOCKED:
+                continue
+            if plan.stands or (first and step.refuses_first):
+                self._refuse(step, plan, facts)
+            first = False
 
     def _refuse(self, step: Step, plan: Plan, facts: Facts) -> None:
         where = f"{self.want.id} {step.name}"

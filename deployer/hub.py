@@ -34,6 +34,7 @@ from deployer.hub_manifest import (
     IncompleteRepository,
     index_complete,
     manifest_from_info,
+    short_config,
 )
 from deployer.playbook import Playbook
 from deployer.state import Manifest, ManifestFile
@@ -62,6 +63,8 @@ DEADLINE_S = 30.0
 QUESTION_S = 10.0
 """Of one try of one question."""
 TRIES = 4
+CONFIG = "config.json"
+MOST_CONFIG_BYTES = 4 * 1024 * 1024
 MOST_TEXT_BYTES = 64 * 1024 * 1024
 """Of a file that is read here: the index of the largest models has a tenth of it."""
 
@@ -91,7 +94,19 @@ def fetch_manifest(
             f"{INDEX} names {len(lost)} files that are not in the list: {lost[0]}",
             fix="choose another revision, or shorten model.ignore",
         )
-    return manifest
+    return manifest.model_copy(update={"config": _config(questions, manifest)})
+
+
+def _config(questions: _Questions, manifest: Manifest) -> str:
+    """What the plan needs to know of the model before anything is downloaded; '' if not known."""
+    file = next((file for file in manifest.files if file.path == CONFIG), None)
+    if file is None or file.size > MOST_CONFIG_BYTES:
+        return ""
+    try:
+        return short_config(questions.text(manifest, CONFIG))
+    except HubError:
+        # It only lets the plan speak sooner: the download asks for the same file, and tells why.
+        return ""
 
 
 def fetch_text(

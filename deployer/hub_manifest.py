@@ -177,3 +177,28 @@ def index_complete(index_json: str | bytes, files: Iterable[str]) -> tuple[str, 
             f"{INDEX} is not a weight index ({error})", fix="check the repository"
         ) from error
     return tuple(sorted(shards - set(files)))
+
+
+LONGEST_LIST = 256
+"""Entries kept of a list in a config: layers have fewer, lists of unquantised modules have more."""
+
+
+def short_config(text: str) -> str:
+    """A config.json for the state file: compact, long lists cut; '' when it is no JSON object."""
+    try:
+        config = json.loads(text)
+    except ValueError:
+        return ""
+    if not isinstance(config, dict):
+        return ""
+    # Names of classes for labels: up to megabytes, and nothing that a plan needs.
+    kept = {key: value for key, value in config.items() if key not in ("id2label", "label2id")}
+    return json.dumps(_cut(kept), separators=(",", ":"))
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _cut(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_cut(one) for one in value[:LONGEST_LIST]]
+    return value

@@ -175,6 +175,8 @@ class Plan:
     fix: str = ""
     changes: tuple[Change, ...] = ()
     exit_code: int = 1
+    stands: bool = False
+    """A refusal that no earlier step can lift: it is told before any step acts."""
 
     @classmethod
     def nothing(cls, reason: str) -> Plan:
@@ -187,9 +189,9 @@ class Plan:
         return cls(PlanState.CHANGES, reason, changes=tuple(changes))
 
     @classmethod
-    def blocked(cls, reason: str, fix: str, exit_code: int = 1) -> Plan:
+    def blocked(cls, reason: str, fix: str, exit_code: int = 1, *, stands: bool = False) -> Plan:
         """The step refuses; `fix` is the next action of the user."""
-        return cls(PlanState.BLOCKED, reason, fix=fix, exit_code=exit_code)
+        return cls(PlanState.BLOCKED, reason, fix=fix, exit_code=exit_code, stands=stands)
 
     @classmethod
     def unknown(cls, until: str, reason: str = "") -> Plan:

@@ -89,6 +89,8 @@ class Manifest(StateModel):
     """The revision as written in the playbook."""
     commit: str
     files: list[ManifestFile]
+    config: str = ""
+    """The model's config.json, shortened (hub_manifest.short_config); '' when it has none."""
 
 
 class DeploymentState(StateModel):

@@ -30,6 +30,8 @@ class Gpu:
 
     total_mib: int
     free: float
+    capability: tuple[int, int] | None = None
+    """Compute capability, (9, 0); None counts as a GPU before Blackwell."""
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,16 @@ class Machine:
 
 
 def gpu_of(
-    total_mib: int | None, free: float | None, tp: int, used_mib: int = 0
+    total_mib: int | None,
+    free: float | None,
+    tp: int,
+    used_mib: int = 0,
+    compute_cap: str = "",
 ) -> tuple[Gpu, list[str]]:
     """The GPU from what is known of it, and what was assumed.
 
-    `used_mib` is what others hold (nvidia-smi memory.used). Raises ValueError when neither the
-    total nor the free memory is given.
+    `used_mib` is what others hold (nvidia-smi memory.used), `compute_cap` its `8.6`. Raises
+    ValueError when neither the total nor the free memory is given.
     """
     assumed = []
     context = CONTEXT_TP_GIB if tp > 1 else CONTEXT_GIB
@@ -99,7 +105,9 @@ def gpu_of(
         free = total_mib / 1024 * (1 - DRIVER_SHARE) - context - used_mib / 1024
         state = f"{used_mib} MiB in use" if used_mib else "an empty card"
         assumed.append(f"{free:.2f} GiB free on each GPU before the weights ({state})")
-    return Gpu(total_mib, free), assumed
+    major, _, minor = compute_cap.partition(".")
+    known = (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+    return Gpu(total_mib, free, known), assumed
 
 
 def load_of(
@@ -175,7 +183,7 @@ def _evaluate(machine: Machine, flags: ServeFlags) -> Fit:
     engine, _ = engine_of(machine.version)
     resolved: Resolved | None = None
     try:
-        resolved = resolve(engine, shape, flags, gpu.total_mib, machine.env)
+        resolved = resolve(engine, shape, flags, gpu.total_mib, machine.env, machine.gpu.capability)
         weights = machine.load.target
         if engine >= Engine.V0_5_14 and resolved.speculative is not None:
             weights += machine.load.draft

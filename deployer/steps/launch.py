@@ -15,7 +15,6 @@ from deployer.errors import StepFailed
 from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
-from deployer.sglang.compat import Problem
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
 from deployer.steps.known_good import LEFT_OUT
@@ -24,6 +23,7 @@ from deployer.steps.launch_ladder import Fall, first_rung
 from deployer.steps.launch_start import identify, recorded, start_command
 from deployer.steps.launch_told import as_step_failed, redacted
 from deployer.steps.launch_wait import LaunchFailed, LaunchWait
+from deployer.steps.server_compat import refusal, settled_problems
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.server_wanted import (
     LaunchNote,
@@ -59,14 +59,17 @@ class LaunchStep(Step):
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Nothing when the wanted server listens; else a start, or the wait for one that starts."""
         fact = facts.get(ServerFact)
-        if fact is None or not fact.asked:
-            return Plan.unknown("container", "unknown until the guest can be asked")
         rung, why = first_rung(want, state)
         chosen = rung.deployment(want)
         try:
             argv = server_argv(chosen)
         except ValueError as error:
             return Plan.blocked(str(error), "remove it from serve.args", exit_code=2)
+        settled = settled_problems(chosen, facts, state.manifest, rung.variant)
+        if fact is None and settled:
+            return refusal(settled, stands=True)
+        if fact is None or not fact.asked:
+            return Plan.unknown("container", "unknown until the guest can be asked")
         problems = problems_of(chosen, fact, rung.variant)
         job = fact.job
         wanted = (
@@ -84,8 +87,10 @@ class LaunchStep(Step):
                 f"launch {job.identity.id} is still starting",
                 _attach(want, job.identity, job.launch.variant),
             )
+        if settled:
+            return refusal(settled, stands=True)
         if problems:
-            return _refused(problems)
+            return refusal(problems, stands=False)
         if not fact.venv:
             return Plan.unknown("venv", "unknown until venv has built the engine")
         if not fact.weights or state.manifest is None:
@@ -296,11 +301,4 @@ def _start(want: Deployment, argv: list[str], variant: str, words: str) -> Chang
         f"no server runs; {words}",
         Procedure(want.guest, f"job {server_job_name(want)}:\n{server_script(want, argv).strip()}"),
         "`deploy down` stops it",
-    )
-
-
-def _refused(problems: list[Problem]) -> Plan:
-    return Plan.blocked(
-        "; ".join(problem.reason for problem in problems),
-        "; ".join(dict.fromkeys(problem.change for problem in problems)),
     )

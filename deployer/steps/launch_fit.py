@@ -17,6 +17,7 @@ from deployer.sglang.resolved import engine_of
 from deployer.sglang.serveflags import ServeFlags
 from deployer.state import Manifest
 from deployer.steps.driver_facts import HostSmi
+from deployer.steps.server_compat import capabilities, config_text
 from deployer.steps.server_facts import ServerFact
 
 TOLD_APART = 0.01
@@ -87,10 +88,11 @@ def machine_of(
     With it what had to be assumed, in words.
     """
     fact = facts.get(ServerFact)
-    if fact is None or not fact.config:
+    config = config_text(want, fact, manifest)
+    if fact is None or not config:
         return "the target has no config.json yet"
     try:
-        shape = parse_config(fact.config)
+        shape = parse_config(config)
         flags = ServeFlags.from_args(want.serve_args(variant))
     except (ConfigNotUnderstood, ValueError) as error:
         return str(error)
@@ -100,7 +102,10 @@ def machine_of(
     total_mib, used_mib = memory
     # A server that is still there gives its memory back before this one starts.
     busy = fact.listening or (fact.job is not None and fact.job.alive)
-    gpu, assumed = gpu_of(total_mib, None, flags.tp, 0 if busy else used_mib)
+    kinds = capabilities(want, facts.get(HostSmi))
+    gpu, assumed = gpu_of(
+        total_mib, None, flags.tp, 0 if busy else used_mib, kinds[0] if kinds else ""
+    )
     version = fact.engine or want.playbook.engine.version
     unread = engine_of(version)[1]
     load, more = load_of(shape, flags, None, None, _checkpoint_bytes(manifest))

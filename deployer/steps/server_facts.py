@@ -75,7 +75,8 @@ fi
 for info in "$venv"/lib/python3*/site-packages/sglang-*.dist-info; do
   [ ! -d "$info" ] || put engine "${info##*/}"
 done
-[ ! -f "$model/config.json" ] || put config "$(head -c 65536 "$model/config.json" | tr '\n\r' '  ')"
+[ ! -f "$model/config.json" ] \
+  || put config "$(head -c 262144 "$model/config.json" | tr '\n\r' '  ')"
 index=$model/model.safetensors.index.json
 if [ -f "$index" ]; then
   if grep -q -E '"([^"]*\.)?mtp[._]|\.eh_proj\.|\.nextn[._]' "$index"; then
@@ -84,6 +85,7 @@ if [ -f "$index" ]; then
     put head no
   fi
 fi
+put libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 value=
 { read -r value </sys/module/nvidia/version; } 2>/dev/null && put driver "$value"
 :
@@ -138,7 +140,9 @@ class ServerFact:
     weights: bool = False
     model_type: str | None = None
     config: str = ""
-    """The text of the model's config.json, its first 64 KiB."""
+    """The text of the model's config.json, its first 256 KiB."""
+    libc: str = ""
+    """glibc of the guest, `2.39`; '' when it has another libc or does not tell."""
     driver: str | None = None
     head: bool | None = None
     """Do the tensors of the index include an MTP head? None without an index."""
@@ -203,6 +207,7 @@ def parse_server(output: ProbeOutput) -> ServerFact:
         model_type=_config(values.get("config", "")),
         config=values.get("config", ""),
         driver=values.get("driver"),
+        libc=values.get("libc", "").removeprefix("glibc").strip(),
         head={"yes": True, "no": False}.get(values.get("head", "")),
     )
 

@@ -153,6 +153,18 @@ def test_a_refusal_that_no_step_lifts_comes_before_any_change() -> None:
     assert world.log == ["a"]
 
 
+def test_a_plan_that_stands_is_told_first_whoever_else_is_blocked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(a=False, b=False, c=False)
+    later = step(world, "c")
+    stands = Plan.blocked("the driver is too old", "a newer one", stands=True)
+    monkeypatch.setattr(later, "plan", lambda want, facts, state: stands)
+    with pytest.raises(StepBlocked, match="too old"):
+        run(world, [step(world, "a"), step(world, "b", blocked="a VM holds it"), later])
+    assert world.log == []
+
+
 def test_only_and_from_choose_the_acting_steps() -> None:
     world = World(a=False, b=False, c=False)
     steps = [step(world, name) for name in "abc"]
