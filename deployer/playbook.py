@@ -218,7 +218,8 @@ class Stop(Strict):
 class Gates(Strict):
     """What a launch must pass before it counts as serving."""
 
-    request_timeout_s: Seconds = 120.0
+    request_timeout_s: Seconds = 240.0
+    """SGLang compiles kernels at first use: a first answer of 88 s was seen on an H200."""
     min_tokens: Annotated[int, Field(ge=1)] = 300
     """A long answer must have so many, or its degeneration would not show."""
     max_tokens: Annotated[int, Field(ge=1)] = 768
