@@ -105,7 +105,14 @@ def launch(base: Path, *args: str, model: Path | None = None, version: str = "0.
 class Running:
     """A server that was started; `ask` speaks to it."""
 
-    def __init__(self, base: Path, *args: str, faults: str = "", version: str = "0.5.11") -> None:
+    def __init__(
+        self,
+        base: Path,
+        *args: str,
+        faults: str = "",
+        version: str = "0.5.11",
+        speed: str = "40",
+    ) -> None:
         (base / "faults").write_text(faults)
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
@@ -121,7 +128,7 @@ class Running:
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [*argv, *args],
-                env=environment(base, version),
+                env=environment(base, version, SGLANG_LOOKALIKE_SPEED=speed),
                 stderr=log,
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -470,6 +477,28 @@ def test_a_good_life_with_mtp_at_tp2(start: Any, base: Path) -> None:
     assert server.gone() == -signal.SIGKILL
     assert "Gracefully exiting... Remaining number of requests 0." in server.text()
     assert server.left() == set()
+
+
+def test_the_endpoints_by_phase(base: Path) -> None:
+    """Refused while it loads; in the warm-up /health is 503 and /v1/models 200; 503 after TERM."""
+    server = Running(base, "--reasoning-parser", "qwen3", speed="4")
+    try:
+        with pytest.raises(ConnectionRefusedError):
+            server.ask("/health")
+        server.until("Uvicorn running on")
+        assert server.ask("/health")[0] == 503
+        assert server.ask("/v1/models")[0] == 200
+        assert server.ask("/server_info")[0] == 200
+        assert "fired up" not in server.text(), "that was the warm-up"
+        server.ready()
+        assert server.ask("/health")[0] == 200
+        server.process.send_signal(signal.SIGTERM)
+        server.until("SIGTERM received.")
+        assert server.ask("/health")[0] == 503
+        assert server.ask("/v1/models")[0] == 200
+        assert server.gone() == -signal.SIGKILL
+    finally:
+        server.kill()
 
 
 def test_a_stream_says_the_same_as_the_whole(start: Any) -> None:
