@@ -136,12 +136,13 @@ class Stage:
         exit_code: int | None,
         *,
         cut: int | None = None,
+        speed: str = "max",
         hold: str = "ready",
         ready_timeout_s: float = READY_TIMEOUT_S,
         while_it_runs: Callable[[Context, JobIdentity], None] | None = None,
     ) -> Played:
         """`exit_code` None: the recorded server lived on."""
-        env = {"LOOKALIKE_REPLAY": f"{log}:max", "LOOKALIKE_REPLAY_HOLD": hold}
+        env = {"LOOKALIKE_REPLAY": f"{log}:{speed}", "LOOKALIKE_REPLAY_HOLD": hold}
         if exit_code is not None:
             env["LOOKALIKE_REPLAY_EXIT"] = str(exit_code)
         if cut is not None:
@@ -276,6 +277,18 @@ def test_a_good_launch_is_ready_after_its_warm_up(stage: Stage) -> None:
     assert played.figures["max_total_num_tokens"] == float(found[1])
     assert any(title.startswith("sglang::scheduler") for title in played.members)
     assert any(title.startswith("sglang::detokenizer") for title in played.members)
+
+
+def test_a_log_can_be_played_at_its_own_pace(stage: Stage) -> None:
+    log = SHORT / "ready.log"
+    text = log.read_text(encoding="utf-8")
+    times = re.findall(r"^\[\d{4}-\d\d-\d\d (\d\d):(\d\d):(\d\d)", text, re.M)
+    first, last = (int(h) * 3600 + int(m) * 60 + int(s) for h, m, s in (times[0], times[-1]))
+    assert last > first
+    began = time.monotonic()
+    played = stage.play(log, None, speed=str((last - first) / 2))
+    assert played.failed is None
+    assert time.monotonic() - began > 1.5, "two seconds of it stand before the ready line"
 
 
 @pytest.mark.parametrize(
