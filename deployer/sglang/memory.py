@@ -218,7 +218,10 @@ def _new_states(
     if slots <= 0:
         raise Refusal(
             "RuntimeError: Not enough GPU memory for hybrid (mamba/linear-attention) state cache. "
-            f"Computed max_mamba_cache_size={slots}",
+            f"Computed max_mamba_cache_size={slots} (total_rest_memory={rest - intermediate:.2f} "
+            f"GB, mamba_cache_per_req={slot / (1 << 20):.2f} MB). Try: (1) reduce "
+            "--max-running-requests, (2) increase --mem-fraction-static, (3) reduce "
+            "--speculative-num-draft-tokens, or (4) use GPUs with more memory.",
             "pool sizing",
             MORE_MEMORY + ", or lower max-running-requests",
         )
@@ -270,7 +273,9 @@ def no_request_fits(resolved: Resolved, slots: int) -> Refusal:
     if resolved.engine >= Engine.V0_5_14:
         error = (
             "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any "
-            f"requests. max_mamba_cache_size={slots}, mamba_ratio={each}"
+            f"requests. max_mamba_cache_size={slots}, mamba_ratio={each}, resulting max_num_reqs=0. "
+            "Try: (1) reduce --max-running-requests, (2) increase --mem-fraction-static, or "
+            "(3) use GPUs with more memory."
         )
     else:
         error = "AssertionError: max_running_request is zero"

@@ -39,13 +39,13 @@ class Engine(IntEnum):
     V0_5_11 = 11
     """Of 0.5.12 too: its functions are the same."""
     V0_5_14 = 14
-    """Of 0.5.15 and 0.5.16 too."""
+    """Of 0.5.15 too. 0.5.16 has the same pools, and graphs of another kind for vision models."""
     V0_5_18 = 18
     V0_5_20 = 20
     V0_5_23 = 23
 
 
-SAME = {12: Engine.V0_5_11, 15: Engine.V0_5_14, 16: Engine.V0_5_14}
+SAME = {12: Engine.V0_5_11, 15: Engine.V0_5_14}
 """Releases that were read and compute as an older one."""
 
 
@@ -125,6 +125,8 @@ def resolve(
     page = page_size(engine, shape, flags, capability, radix and not extra)
     chunk, graph = _band(engine, gpu_mib, flags)
     fraction = flags.mem_fraction
+    if fraction is None and engine in (Engine.V0_5_18, Engine.V0_5_20):
+        changes.append("mem-fraction-static was computed by rules that were read, not run: give it")
     if fraction is None:
         fraction = _auto_fraction(engine, shape, flags, gpu_mib, chunk, graph)
     return Resolved(
@@ -201,7 +203,7 @@ def _hybrid(
     """(radix cache, overlap, extra buffer) of a model with recurrent layers."""
     strategy, radix = flags.strategy, not flags.no_radix
     buffered = has_extra_buffer(engine, shape.architecture)
-    if shape.architecture == "KimiLinearForCausalLM" and engine < Engine.V0_5_20:
+    if shape.architecture == "KimiLinearForCausalLM" and engine < Engine.V0_5_14:
         if radix:
             changes.append("the radix cache is off (this model has none in this version)")
         return False, overlap, False
@@ -315,7 +317,10 @@ def _graph_tokens_mib(engine: Engine, shape: ModelShape, flags: ServeFlags, chun
             return 0.0
         return 8.0 * _captured_sizes(2048 if shape.mla else chunk)
     if engine >= Engine.V0_5_14:
-        vision = shape.multimodal and shape.architecture not in PREFILL_GRAPH_VISION
+        newest = engine > Engine.V0_5_14
+        kept = PREFILL_GRAPH_VISION if newest else {"Cohere2VisionForConditionalGeneration"}
+        vision = shape.multimodal and shape.architecture not in kept
+        vision = vision or (not newest and shape.architecture in PIECEWISE_OFF)
         off = flags.no_graph or flags.no_prefill_graph or flags.no_piecewise or vision
         widest = min(8192, chunk) if engine >= Engine.V0_5_23 else 2048
         largest = widest if shape.mla else chunk

@@ -80,11 +80,15 @@ def test_all_recorded_cases() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "case"), [one for path in sorted(FIXTURES.glob("*.json")) for one in recorded(path)]
+    ("config", "case"),
+    [
+        one
+        for path in sorted(FIXTURES.glob("*.json"))
+        for one in recorded(path)
+        if one.values[1]["weight_bytes_per_gpu"] is not None
+    ],
 )
 def test_estimated_weights(config: dict[str, Any], case: dict[str, Any]) -> None:
-    if case["weight_bytes_per_gpu"] is None:
-        pytest.skip("the case ended before the weights were counted")
     weights = estimate(shape_of(config), case["tp"])
     assert weights.target == pytest.approx(case["weight_bytes_per_gpu"], rel=0.01)
     if case["draft_weight_bytes_per_gpu"]:
@@ -256,7 +260,8 @@ def test_versions_that_were_not_read_are_told() -> None:
     assert engine_of("0.5.11") == (Engine.V0_5_11, "")
     assert engine_of("0.5.10.post1") == (Engine.V0_5_10, "")
     assert engine_of("0.5.12.post1") == (Engine.V0_5_11, "")
-    assert engine_of("0.5.16") == (Engine.V0_5_14, "")
+    assert engine_of("0.5.15.post1") == (Engine.V0_5_14, "")
+    assert "0.5.16 was not read" in engine_of("0.5.16")[1]
     engine, warning = engine_of("0.5.19")
     assert engine is Engine.V0_5_18
     assert "0.5.19 was not read" in warning
