@@ -116,6 +116,9 @@ class LaunchStep(Step):
         attach = self._joinable(context, fact)
         if attach is not None:
             fall.join(attach[1])
+        elif fact.job is not None and not fact.job.members:
+            # It died by itself: no stop has cleared what it left.
+            clear(context, fact.job.identity, [])
         last: tuple[Launch, LaunchFailed] | None = None
         while (rung := fall.next()) is not None:
             want = rung.deployment(context.want)

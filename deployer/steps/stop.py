@@ -177,20 +177,25 @@ class StopStep(Step):
 
     def _ours(self, context: StepContext, job: JobIdentity) -> None:
         want, rules = context.want, context.want.playbook.stop
-        if rules.drain_s > 0:
-            # The key of the server that runs is in its own environment.
-            context.note(drain(context, job, rules.drain_s, "", self.now, self.sleep))
+        jobs = context.jobs(want.guest)
+        self._drain(context, job, lambda: jobs.poll(job).alive)
         files = held(context, job)
-        proof = context.jobs(want.guest).stop(
-            job, grace_s=rules.grace_s, kill_s=rules.kill_s, main_first=True
-        )
+        proof = jobs.stop(job, grace_s=rules.grace_s, kill_s=rules.kill_s, main_first=True)
         if not proof.stopped:
             raise still_there(want, f"launch {job.id}", proof.survivors, proof.how)
         context.note(f"launch {job.id}: {proof.how}")
         clear(context, job, files)
 
+    def _drain(self, context: StepContext, job: JobIdentity, alive: Callable[[], bool]) -> None:
+        limit_s = context.want.playbook.stop.drain_s
+        if limit_s > 0:
+            context.note(drain(context, job, limit_s, alive, self.now, self.sleep))
+
     def _adopted(self, context: StepContext, data: StopAdopted) -> None:
         want, rules = context.want, context.want.playbook.stop
+        owner = data.owner
+        there = JobIdentity("", "", owner.pid, owner.start, data.boot, owner.session)
+        self._drain(context, there, lambda: True)
         command = {
             "do": "stop",
             "pid": data.owner.pid,

@@ -18,11 +18,11 @@ def drain(
     context: StepContext,
     job: JobIdentity,
     limit_s: float,
-    api_key: str,
+    alive: Callable[[], bool],
     now: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> str:
-    """Waits at most `limit_s`; what came of it, in words.
+    """Waits at most `limit_s`; what came of it, in words. The key is in the server's environment.
 
     It ends early when the server is gone or cannot tell: SGLang itself then ends what it has.
     """
@@ -32,16 +32,10 @@ def drain(
         "session": job.session,
     }
     while True:
-        if not context.jobs(context.want.guest).poll(job).alive:
+        if not alive():
             return "it ended by itself while it drained"
         try:
-            answer = ask(
-                context.on(context.want.guest),
-                context.want,
-                [command],
-                timeout_s=60,
-                api_key=api_key,
-            )[0]
+            answer = ask(context.on(context.want.guest), context.want, [command], timeout_s=60)[0]
         except REFUSALS:
             raise
         except DeployError as error:

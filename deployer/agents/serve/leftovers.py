@@ -81,8 +81,8 @@ def clear(command: Record) -> Record:
         return {"removed": removed, "kept": [{"path": "", "why": "the launch still runs"}]}
     owner, began, ended = window(str(command["folder"]))
     known = {one["path"]: (one["device"], one["inode"]) for one in command.get("files", [])}
-    candidates = {path for path in known if key_of(path) == known[path]}
-    candidates |= set(named())
+    seen = {path for path in known if key_of(path) == known[path]}
+    candidates = seen | set(named())
     if not candidates:
         return {"removed": removed, "kept": kept}
     used, sockets, unseen = in_use()
@@ -92,7 +92,9 @@ def clear(command: Record) -> Record:
         except OSError:
             continue
         born = min(info.st_ctime, info.st_mtime)
-        if info.st_uid != owner or not began - SLACK_S <= born <= ended + SLACK_S:
+        if info.st_uid != owner or born < began - SLACK_S:
+            continue
+        if path not in seen and born > ended + SLACK_S:
             continue
         why = ""
         if (info.st_dev, info.st_ino) in used or path in sockets:
@@ -115,10 +117,14 @@ def clear(command: Record) -> Record:
 def window(folder: str) -> tuple[int, float, float]:
     """(user id, begin, end) of a launch, by the files that its job wrote; Unix seconds."""
     began = os.stat(os.path.join(folder, "pid"))
-    try:
-        ended = os.stat(os.path.join(folder, "exit")).st_mtime
-    except OSError:
-        ended = float("inf")
+    ended = began.st_mtime
+    # Without a written end it lived at least as long as it wrote.
+    for name in ("exit", "log"):
+        try:
+            ended = os.stat(os.path.join(folder, name)).st_mtime
+            break
+        except OSError:
+            continue
     return began.st_uid, began.st_mtime, ended
 
 
