@@ -218,9 +218,9 @@ def _holder(row: str, want: Deployment, job: JobIdentity, members: Sequence[str]
     if want.vmid is None:
         inside = any(line.split(" ", 1)[0] == parts[1] for line in members)
     else:
-        # A group that cannot be read accuses nobody.
+        # A group that cannot be read, or is hidden by a namespace, accuses nobody.
         own = rf"/lxc(?:\.payload\.|/){want.vmid}(?:/|$)"
-        inside = not group or re.search(own, group) is not None
+        inside = group in ("", "/") or re.search(own, group) is not None
     earlier = began.isdigit() and 0 < int(began) < job.start
     name = fields[2].strip() or parts[3]
     stranger = earlier or not inside

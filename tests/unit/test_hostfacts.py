@@ -128,6 +128,7 @@ gpu=00000000:81:00.0, [N/A], 1
 app=300|/lxc/130/ns|ollama serve |00000000:21:00.0, 77, 40960, /usr/bin/ollama
 app=1400|/lxc/129/ns|sglang::scheduler |00000000:21:00.0, 78, 300, [Not Found]
 app=1400|/system.slice|x |00000000:81:00.0, 79, 300, x
+app=1400|/|sglang::scheduler_TP1 |00000000:41:00.0, 81, 2000, x
 app=0||| 00000000:41:00.0, 80, 5000, gone
 app=broken
 end=yes
@@ -157,7 +158,7 @@ def test_the_looks_are_read() -> None:
     assert facts.gpu_free_mib == {"0000:21:00.0": 1140, "0000:41:00.0": 49139}
     assert [holder.pid for holder in facts.holders if holder.stranger] == [77]
     assert [holder.pid for holder in facts.strangers] == [77]
-    assert {holder.pid for holder in facts.holders} == {77, 78, 80}
+    assert {holder.pid for holder in facts.holders} == {77, 78, 80, 81}
     told = "\n".join(facts.lines())
     assert "ollama serve" in told and "4250 D" in told and "/root/.cache: 0 KiB" in told
 
