@@ -14,7 +14,13 @@ from deployer.sglang.memory import GIB, Pools, largest, no_request_fits, size
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.resolved import Engine, Refusal, Resolved, engine_of, resolve
 from deployer.sglang.serveflags import ServeFlags
-from deployer.sglang.weights import OtherCheckpoint, estimate, measured
+from deployer.sglang.weights import (
+    OtherCheckpoint,
+    Tensors,
+    estimate,
+    from_tensors,
+    measured,
+)
 
 DRIVER_SHARE = 0.008
 """Share of `memory.total` that no process gets; NVIDIA H200, driver 580, real run."""
@@ -116,14 +122,23 @@ def load_of(
     target: float | None,
     draft: float | None,
     checkpoint_bytes: int = 0,
+    tensors: Tensors | None = None,
 ) -> tuple[Load, list[str]]:
     """The weights from what is known of them, and what was assumed.
 
-    `checkpoint_bytes`: all safetensors files together, 0 when not known.
+    `checkpoint_bytes`: all safetensors files together, 0 when not known. `tensors`, from their
+    headers, say more: they count first.
     """
     assumed = []
     guess, source = estimate(shape, flags.tp, flags.quantization), "estimated from config.json"
-    if checkpoint_bytes:
+    if tensors is not None:
+        try:
+            guess = from_tensors(shape, flags.tp, tensors, flags.quantization)
+            source = "the safetensors headers"
+        except OtherCheckpoint as error:
+            assumed.append(f"{error}: the weights are those of the config")
+            tensors = None
+    elif checkpoint_bytes:
         try:
             guess = measured(shape, flags.tp, checkpoint_bytes, flags.quantization)
             source = f"{checkpoint_bytes / 1e9:.2f} GB of safetensors"
@@ -133,7 +148,7 @@ def load_of(
     if target is None:
         target = guess.target / GIB
         assumed.append(f"weights {target:.2f} GiB a GPU ({source})")
-        if not checkpoint_bytes and shape.quantization and shape.quantization.excluded:
+        if not (checkpoint_bytes or tensors) and shape.quantization and shape.quantization.excluded:
             assumed.append("all linear layers quantised (the config names exceptions)")
     if draft is None:
         draft = guess.draft / GIB

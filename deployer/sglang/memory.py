@@ -273,9 +273,9 @@ def no_request_fits(resolved: Resolved, slots: int) -> Refusal:
     if resolved.engine >= Engine.V0_5_14:
         error = (
             "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any "
-            f"requests. max_mamba_cache_size={slots}, mamba_ratio={each}, resulting max_num_reqs=0. "
-            "Try: (1) reduce --max-running-requests, (2) increase --mem-fraction-static, or "
-            "(3) use GPUs with more memory."
+            f"requests. max_mamba_cache_size={slots}, mamba_ratio={each}, resulting "
+            "max_num_reqs=0. Try: (1) reduce --max-running-requests, (2) increase "
+            "--mem-fraction-static, or (3) use GPUs with more memory."
         )
     else:
         error = "AssertionError: max_running_request is zero"

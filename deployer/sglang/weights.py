@@ -7,6 +7,7 @@ then only the split over GPUs is estimated. The server's log is the truth.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployer.sglang.modelshape import LinearState, ModelShape, Quantization, Vision
@@ -18,6 +19,29 @@ class Weights:
 
     target: int
     draft: int
+
+
+WIDE = ("F32", "F64")
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Bytes in the safetensors files: part (target, draft, vision) -> dtype -> bytes."""
+
+    groups: Mapping[str, Mapping[str, int]]
+
+    def loaded(self, part: str, dtype_bytes: int) -> int:
+        """Bytes of a part once loaded: a checkpoint of mostly 32-bit weights is narrowed."""
+        kinds = self.groups.get(part, {})
+        total = sum(kinds.values())
+        wide = sum(kinds.get(kind, 0) for kind in WIDE)
+        if wide * 2 <= total or dtype_bytes > 2:
+            return total
+        narrowed = sum(
+            kinds.get(kind, 0) * dtype_bytes // size
+            for kind, size in zip(WIDE, (4, 8), strict=True)
+        )
+        return total - wide + narrowed
 
 
 class OtherCheckpoint(ValueError):
@@ -82,6 +106,35 @@ def measured(
     guess = estimate(shape, tp, quantization)
     draft = (guess.draft - tables) * scale + tables if guess.draft else 0.0
     return Weights(int((guess.target - tables) * scale + tables), int(draft))
+
+
+def from_tensors(
+    shape: ModelShape, tp: int, tensors: Tensors, quantization: str | None = None
+) -> Weights:
+    """The weights of one GPU from the tensors themselves; only their split over GPUs is estimated.
+
+    Raises OtherCheckpoint when they are far from what the config makes.
+    """
+    whole = estimate(shape, 1)
+    tables = shape.context * shape.rotary_dim * 4
+    target = tensors.loaded("target", shape.dtype_bytes) + tensors.loaded(
+        "vision", shape.dtype_bytes
+    )
+    scale = target / (whole.target - tables)
+    if not SCALE[0] <= scale <= SCALE[1]:
+        raise OtherCheckpoint(
+            f"the tensors of the model have {target / 1e9:.2f} GB, "
+            f"the config makes {(whole.target - tables) / 1e9:.2f} GB"
+        )
+    guess = estimate(shape, tp, quantization)
+    draft = tensors.loaded("draft", shape.dtype_bytes)
+    if draft:
+        # Its embeddings are not in the files: it loads the target's a second time.
+        embeddings = 2 * shape.vocab * shape.hidden * shape.dtype_bytes
+        layers = max(1, whole.draft - embeddings - tables)
+        split = max(0.0, guess.draft - embeddings / tp - tables) / layers
+        draft = int(draft * (split or 1 / tp) + embeddings / tp + tables)
+    return Weights(int((guess.target - tables) * scale + tables), draft)
 
 
 def _stored(shape: ModelShape) -> tuple[int, int]:

@@ -34,6 +34,7 @@ from deployer.steps.server_wanted import (
     server_script,
 )
 from deployer.steps.stop_leftovers import clear, held
+from deployer.steps.weights_facts import weights_probe
 
 GATES_FAILED = "gates-failed"
 """The reason of a rung that served, but not well."""
@@ -53,8 +54,8 @@ class LaunchStep(Step):
         self.sleep = sleep
 
     def probes(self, want: Deployment) -> list[Probe]:
-        """None of its own: ServerFact comes from the stop step."""
-        return []
+        """The weights' headers; ServerFact comes from the stop step."""
+        return [weights_probe(want)]
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Nothing when the wanted server listens; else a start, or the wait for one that starts."""

@@ -19,6 +19,7 @@ from deployer.state import Manifest
 from deployer.steps.driver_facts import HostSmi
 from deployer.steps.server_compat import capabilities, config_text
 from deployer.steps.server_facts import ServerFact
+from deployer.steps.weights_facts import WeightsFact
 
 TOLD_APART = 0.01
 """Share by which pools may differ from the plan without a word."""
@@ -108,7 +109,9 @@ def machine_of(
     )
     version = fact.engine or want.playbook.engine.version
     unread = engine_of(version)[1]
-    load, more = load_of(shape, flags, None, None, _checkpoint_bytes(manifest))
+    weights = facts.get(WeightsFact)
+    tensors = weights.tensors if weights is not None else None
+    load, more = load_of(shape, flags, None, None, _checkpoint_bytes(manifest), tensors)
     machine = Machine(shape, version, gpu, load, want.playbook.serve.env)
     return machine, (*assumed, *more, *([unread] if unread else []))
 
