@@ -28,6 +28,8 @@ SHARDS = re.compile(
     r"(?:Loading \w+ checkpoint|Multi-thread loading) shards:\s+\d+% Completed \| (\d+)/(\d+)"
 )
 GRAPHS = re.compile(r"(?:Capturing|Compiling) (?:batches|num tokens)[^|]*\|[^|]*\| (\d+)/(\d+)")
+COMPILING = re.compile(r"DeepGEMM (?:warmup|JIT)|JIT Pre-Compile|\b[Aa]utotun(?:e|ing)\b")
+"""Kernels are made, which takes minutes wherever in a start it happens."""
 FIGURES = re.compile(r"^\[[^\]]*\] max_total_num_tokens=\d+,")
 FIGURE = re.compile(r"\b(max_total_num_tokens|max_running_requests|context_len)=(\d+)")
 READY_LINE = re.compile(r"^\[[^\]]*\] The server is fired up and ready to roll!\s*$")
@@ -117,6 +119,9 @@ class LaunchLog:
             self._advance("graphs")
             self._enter("graphs")
             self.graphs = (int(graphs[1]), int(graphs[2]))
+            return
+        if COMPILING.search(line):
+            self._enter("graphs")
             return
         if FIGURES.match(line):
             self.figures = {name: float(value) for name, value in FIGURE.findall(line)}

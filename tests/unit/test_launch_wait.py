@@ -128,6 +128,17 @@ def test_a_draft_model_has_the_phases_once_more() -> None:
     assert clock.overdue(log, 30.5) is not None
 
 
+def test_kernels_that_are_compiled_have_the_time_of_graphs() -> None:
+    clock, log = PhaseClock(Phases(pools_s=10, graphs_s=50), 0.0), LaunchLog()
+    log.feed(b"[x TP0] Using KV cache dtype: a\n")
+    assert clock.overdue(log, 5.0) is None
+    log.feed(b"[x TP0] Entering DeepGEMM JIT Pre-Compile session.\n")
+    assert log.phase == "kv"
+    assert clock.overdue(log, 8.0) is None
+    assert clock.overdue(log, 40.0) is None
+    assert clock.overdue(log, 59.0) is not None
+
+
 def test_phases_of_one_limit_share_its_time() -> None:
     clock, log = PhaseClock(Phases(start_s=10), 0.0), LaunchLog()
     log.feed(b"[x] server_args=ServerArgs(x)\n")
