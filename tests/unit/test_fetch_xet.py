@@ -216,6 +216,8 @@ def test_what_its_exceptions_mean() -> None:
     wrapped.__cause__ = OSError(errno.ENOSPC, "full")
     assert code_of(wrapped, HUB) == 13
     assert one_line(RuntimeError("a\n b\x1b[0m")) == "RuntimeError: a b[0m"
+    signed = RuntimeError("403 at https://cdn/f?Expires=1&Signature=5ec. Gone")
+    assert one_line(signed) == "RuntimeError: 403 at https://cdn/f?... Gone"
 
 
 def test_bars_count_the_network_and_not_the_putting_together() -> None:

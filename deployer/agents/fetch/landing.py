@@ -9,7 +9,15 @@ import os
 import stat
 from collections.abc import Callable
 
-from deployer.agents.fetch.common import DISK_ERROR, Fatal, disk, log, make_folder, sync_folder
+from deployer.agents.fetch.common import (
+    DISK_ERROR,
+    Fatal,
+    disk,
+    log,
+    make_folder,
+    sync_folder,
+    warn,
+)
 from deployer.agents.fetch.digest import check_content, foreign_start, hash_file
 from deployer.agents.fetch.gauge import Gauge
 from deployer.agents.fetch.manifest import OWN_FOLDER, File, Job
@@ -92,7 +100,7 @@ class Landing:
 
     def put_aside(self, file: File, path: str, why: str) -> None:
         """Keeps wrong bytes as NAME.bad, the newest ones only."""
-        log(f"{file.path}: {why}; moved to {file.path}.bad")
+        warn(f"{file.path}: {why}; moved to {file.path}.bad")
         with disk(path):
             os.replace(path, self.final(file) + ".bad")
 

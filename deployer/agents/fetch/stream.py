@@ -142,6 +142,7 @@ class Stream:
                 again = Again(f"{type(error).__name__}: {error}{via}")
             except Again as error:
                 again = error
+            self.stop.check()  # what was cut off for the end is no failure
             self.count_refusal(again)
             idle = 0 if self.span.at > before else idle + 1
             poor += self.span.at - before < BLOCK

@@ -44,6 +44,7 @@ CHUNK = 1 << 20
 TRIES = 3
 MOST_WORKERS = 4
 _PARTIAL = re.compile(r"(.*\.)([0-9a-f]{8})\.incomplete\Z")
+_SIGNED = re.compile(r"(https?://[^\s?]+)\?[^\s.]\S*")
 _CODES = {
     "GatedRepoError": DENIED,
     "RepositoryNotFoundError": NOT_FOUND,
@@ -124,8 +125,8 @@ def code_of(error: BaseException, endpoint: str) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """An error as one line of at most 300 characters."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    """An error as one line of at most 300 characters, without what signs an url."""
+    text = _SIGNED.sub(r"\1?...", " ".join(f"{type(error).__name__}: {error}".split()))
     return "".join(c for c in text if c.isprintable())[:300]
 
 
