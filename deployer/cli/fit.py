@@ -10,7 +10,7 @@ import click
 
 from deployer import crosscheck
 from deployer.catalog import Catalog
-from deployer.cli.fit_host import fullest_gpu
+from deployer.cli.fit_host import Seen, fullest_gpu
 from deployer.cli.fit_report import Answer, document, lines
 from deployer.cli.options import Options, common
 from deployer.cli.output import print_json
@@ -31,9 +31,11 @@ from deployer.sglang.modelconfig import ConfigNotUnderstood, parse_config
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.resolved import engine_of
 from deployer.sglang.serveflags import ServeFlags
+from deployer.steps.venv_build import lock_pins
 from deployer.validation import validate
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
+MAX_LOCK_BYTES = 8 * 1024 * 1024
 CARDS_MIB = {"A6000": 49140, "H200": 143771, "4090": 24564, "L40S": 46068}
 """`memory.total` of nvidia-smi, as recorded; by a word of the card's name."""
 
@@ -107,6 +109,7 @@ def command(
     shape, source = _shape(playbook, config_file)
     notes = [f"config.json: {source}"]
     used_mib = 0
+    seen: Seen | None = None
     if host is not None:
         seen = fullest_gpu(options, host, path.stem)
         gpu_mib, used_mib = seen.total_mib, seen.used_mib
@@ -122,8 +125,10 @@ def command(
             where=name,
             fix="give --gpu-mib (nvidia-smi --query-gpu=memory.total), or --free-gib",
         )
-    gpu, assumed = gpu_of(gpu_mib, free_gib, flags.tp, used_mib)
-    weights, more = load_of(shape, flags, weights_gib, draft_gib)
+    cap = seen.compute_cap if seen is not None else ""
+    gpu, assumed = gpu_of(gpu_mib, free_gib, flags.tp, used_mib, cap)
+    tensors = seen.tensors if seen is not None else None
+    weights, more = load_of(shape, flags, weights_gib, draft_gib, 0, tensors)
     version = playbook.engine.version
     machine = Machine(shape, version, gpu, weights, playbook.serve.env)
     unread = engine_of(version)[1]
@@ -136,7 +141,7 @@ def command(
         variant=chosen,
         machine=machine,
         fit=fit,
-        problems=tuple(compat.check(version, args, shape.model_type, playbook.driver.version)),
+        problems=tuple(_problems(path, playbook, args, shape, seen)),
         others=alternatives(machine, args, fit),
         most_full=most_full_requests(machine, fit),
         assumed=tuple(assumed),
@@ -148,6 +153,30 @@ def command(
         for line in lines(answer):
             click.echo(line)
     return answer.exit_code
+
+
+def _problems(
+    path: Path,
+    playbook: Playbook,
+    args: Mapping[str, ArgValue],
+    shape: ModelShape,
+    seen: Seen | None,
+) -> list[compat.Problem]:
+    """What is known to speak against it: by the playbook, its lock and what the host told."""
+    lock = path.parent / playbook.engine.lock
+    pins = lock_pins(read_text(lock, MAX_LOCK_BYTES)) if lock.is_file() else {}
+    return compat.check(
+        playbook.engine.version,
+        args,
+        shape.model_type,
+        playbook.driver.version,
+        shape=shape,
+        capabilities=[seen.compute_cap] if seen is not None and seen.compute_cap else [],
+        glibc=seen.libc if seen is not None else None,
+        python=playbook.engine.python,
+        pins=pins,
+        env=playbook.serve.env,
+    )
 
 
 def _write(options: Options, name: str, host: str | None, target: Path) -> int:

@@ -11,7 +11,10 @@ from deployer.deployment import Deployment
 from deployer.errors import StepFailed, UsageError
 from deployer.names import listed
 from deployer.observe import smi_problem
+from deployer.sglang.weights import Tensors
 from deployer.steps.driver_facts import HostSmi
+from deployer.steps.server_facts import ServerFact
+from deployer.steps.weights_facts import WeightsFact
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,12 @@ class Seen:
     name: str
     total_mib: int
     used_mib: int
+    compute_cap: str = ""
+    """`8.6`; '' when nvidia-smi does not tell."""
+    libc: str = ""
+    """glibc of the guest; '' when it cannot be asked."""
+    tensors: Tensors | None = None
+    """The weights that lie on the target; None when they are not there yet."""
 
 
 def fullest_gpu(options: Options, word: str, playbook: str) -> Seen:
@@ -46,6 +55,9 @@ def fullest_of(options: Options, want: Deployment) -> Seen:
     smi = look.seen[0][1].get(HostSmi) if look.seen else None
     if smi is None and look.error is not None:
         raise look.error
+    facts = look.seen[0][1] if look.seen else None
+    server = facts.get(ServerFact) if facts is not None else None
+    weights = facts.get(WeightsFact) if facts is not None else None
     rows = {row.address.lower(): row for row in smi.gpus} if smi is not None else {}
     found = []
     for address in want.gpus:
@@ -57,5 +69,15 @@ def fullest_of(options: Options, want: Deployment) -> Seen:
                 where=want.host_name,
                 fix=f"`deploy doctor {want.host_name}` says why; or give --gpu-mib",
             )
-        found.append(Seen(want.id, row.name, row.memory_total_mib, row.memory_used_mib))
+        found.append(
+            Seen(
+                want.id,
+                row.name,
+                row.memory_total_mib,
+                row.memory_used_mib,
+                row.compute_cap,
+                server.libc if server is not None else "",
+                weights.tensors if weights is not None else None,
+            )
+        )
     return min(found, key=lambda one: one.total_mib - one.used_mib)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ from deployer.errors import StepBlocked, UsageError
 from deployer.inventory import DeploymentEntry
 from deployer.names import shown
 from deployer.playbook import ArgValue, Playbook
+from deployer.sglang.compat import check, parse_version
 from deployer.sglang.fit import Fit, Machine, gpu_of, load_of
 from deployer.sglang.modelconfig import ConfigNotUnderstood, parse_config
 from deployer.sglang.modelshape import ModelShape
+from deployer.sglang.parsers import REASONING, known_parsers
 from deployer.sglang.proposal import Proposal, propose, tensor_parallel
 from deployer.sglang.serveflags import ServeFlags
 from deployer.state import Manifest
@@ -132,11 +135,13 @@ def _draft(
     gpus: int,
 ) -> Draft:
     tp = tensor_parallel(shape, gpus)
-    gpu, assumed = gpu_of(seen.total_mib, None, tp)
+    gpu, assumed = gpu_of(seen.total_mib, None, tp, 0, seen.compute_cap)
     size = sum(file.size for file in manifest.files if file.path.endswith(".safetensors"))
-    flags = ServeFlags.from_args({"tp-size": tp, "speculative-algorithm": "NEXTN"})
+    draft: dict[str, ArgValue] = {"speculative-algorithm": "NEXTN"} if shape.mtp_layers else {}
+    flags = ServeFlags.from_args({"tp-size": tp, **draft})
     weights, more = load_of(shape, flags, None, None, size)
     found = propose(Machine(shape, ENGINE, gpu, weights), tp)
+    _must_run(manifest, shape, seen, {"tp-size": tp})
     if isinstance(found, Fit):
         why = found.refusal.error if found.refusal is not None else "no request of 4096 tokens fits"
         raise StepBlocked(
@@ -145,6 +150,18 @@ def _draft(
             fix="use more or larger GPUs, or a quantised repository of the model",
         )
     return Draft(name, playbook, manifest, shape, seen, found, (*assumed, *more))
+
+
+def _must_run(
+    manifest: Manifest, shape: ModelShape, seen: Seen, args: Mapping[str, ArgValue]
+) -> None:
+    """Raises StepBlocked when this engine is known not to serve the model on these GPUs."""
+    caps = [seen.compute_cap] if seen.compute_cap else []
+    problems = check(ENGINE, args, shape.model_type, DRIVER, shape=shape, capabilities=caps)
+    if problems:
+        raise StepBlocked(
+            f"{manifest.repo}: {problems[0].reason}", where=seen.deployment, fix=problems[0].change
+        )
 
 
 def playbook_text(draft: Draft) -> str:
@@ -177,13 +194,35 @@ def playbook_text(draft: Draft) -> str:
         *_args(draft.proposal.args, 4),
     ]
     if "reasoning-parser" not in draft.proposal.args:
-        lines.append("    # reasoning-parser: NAME    # for a model that thinks before it answers")
+        known = ", ".join(sorted(known_parsers(parse_version(ENGINE) or (0,), REASONING)))
+        lines.append("    # reasoning-parser: NAME    # for a model that thinks before it answers;")
+        lines += [f"    #   {line}" for line in textwrap.wrap(f"one of {known}", 90)]
     lines += ["", "variants:    # rungs of the ladder; the first is launched"]
     for name, more in draft.proposal.variants.items():
         lines.append(f"  - name: {name}    # {_figures(draft.proposal.fits[name])}")
         if more:
             lines += ["    args:", *_args(more, 6)]
+    lines += _others(draft)
     return "\n".join(lines) + "\n"
+
+
+def _others(draft: Draft) -> list[str]:
+    """Further rungs, commented out: what they change, what they run, and what they cost."""
+    first = next(iter(draft.proposal.variants.items()))
+    lines = []
+    for other in draft.proposal.others:
+        changed = {**first[1], **other.args}
+        name = re.sub(r"[^a-z0-9]+", "-", other.title.lower().replace("'s", "s")).strip("-")
+        lines += [
+            f"  # {other.title}: {other.trade}",
+            f"  #   ({_figures(other.fit)})",
+            f"  # - name: {name}",
+            "  #   args:",
+            *[f"  #     {line.strip()}" for line in _args(changed, 0)],
+        ]
+    if lines:
+        lines.insert(0, "  # Other sets worth a thought: take the marks away to use one.")
+    return lines
 
 
 def _args(args: Mapping[str, ArgValue], indent: int) -> list[str]:

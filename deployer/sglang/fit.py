@@ -272,6 +272,25 @@ def _ideas(
             flag: False for flag in args if flag.startswith("speculative-") or flag == strategy
         }
         ideas.append(("no speculation", off, "slower single answers, more memory for the cache"))
+    context = machine.shape.context
+    if pools is not None and pools.context < context <= pools.tokens:
+        ideas.append(
+            (
+                "the model's whole context",
+                {"context-length": context},
+                "one long request may fill the cache, and others then wait",
+            )
+        )
+    fits_more = pools is not None and not hybrid and flags.max_running is not None
+    if fits_more and pools is not None and pools.tokens // pools.context > 2 * pools.max_running:
+        many = pools.tokens // pools.context
+        ideas.append(
+            (
+                "as many full requests as the cache holds",
+                {"max-running-requests": many},
+                "more tokens a second in all, fewer for each request",
+            )
+        )
     if flags.kv_dtype == "auto" and (resolved is None or resolved.kv_bytes > 1):
         ideas.append(
             (

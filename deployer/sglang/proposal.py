@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from deployer.playbook import ArgValue
-from deployer.sglang.fit import Fit, Machine, evaluate
+from deployer.sglang.compat import parse_version
+from deployer.sglang.fit import Alternative, Fit, Machine, alternatives, evaluate
 from deployer.sglang.modelshape import ModelShape
+from deployer.sglang.parsers import parsers_for
 from deployer.sglang.resolved import Engine, engine_of
 
 CONTEXTS = (32768, 16384, 8192, 4096)
@@ -25,8 +27,6 @@ DRAFT: dict[str, ArgValue] = {
     "speculative-eagle-topk": 1,
     "speculative-num-draft-tokens": 4,
 }
-PARSERS = (("qwen3", "qwen3"),)
-"""model_type prefix -> reasoning-parser; only what was seen in 0.5.9, 0.5.11 and 0.5.23 alike."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Proposal:
     variants: dict[str, dict[str, ArgValue]]
     fits: dict[str, Fit]
     """Variant -> what it will run."""
+    others: tuple[Alternative, ...] = ()
+    """More sets worth a thought, beside the first variant."""
 
 
 def propose(machine: Machine, tp: int) -> Proposal | Fit:
@@ -45,10 +47,10 @@ def propose(machine: Machine, tp: int) -> Proposal | Fit:
     worst: Fit | None = None
     for context in _contexts(machine.shape):
         for fraction in FRACTIONS:
-            args = _args(machine.shape, tp, context, fraction)
+            args = _args(machine, tp, context, fraction)
             fits = {name: evaluate(machine, {**args, **more}) for name, more in variants.items()}
             if all(_good(fit) for fit in fits.values()):
-                return Proposal(args, variants, fits)
+                return Proposal(args, variants, fits, _others(machine, args, variants, fits))
             worst = next(fit for fit in fits.values() if not _good(fit))
     if worst is None:
         raise ValueError("no context to try")
@@ -72,7 +74,20 @@ def _contexts(shape: ModelShape) -> Iterator[int]:
     yield from (context for context in CONTEXTS[1:] if context < shape.context)
 
 
-def _args(shape: ModelShape, tp: int, context: int, fraction: float) -> dict[str, ArgValue]:
+def _others(
+    machine: Machine,
+    args: dict[str, ArgValue],
+    variants: dict[str, dict[str, ArgValue]],
+    fits: dict[str, Fit],
+) -> tuple[Alternative, ...]:
+    """What `deploy fit` would name beside the first variant, less what is a variant already."""
+    first = next(iter(variants))
+    found = alternatives(machine, {**args, **variants[first]}, fits[first])
+    return tuple(one for one in found if one.title != "no speculation")
+
+
+def _args(machine: Machine, tp: int, context: int, fraction: float) -> dict[str, ArgValue]:
+    shape = machine.shape
     args: dict[str, ArgValue] = {
         "tp-size": tp,
         "context-length": context,
@@ -81,9 +96,9 @@ def _args(shape: ModelShape, tp: int, context: int, fraction: float) -> dict[str
     }
     if shape.hybrid:
         args["mamba-full-memory-ratio"] = STATE_RATIO
-    for prefix, parser in PARSERS:
-        if shape.model_type.startswith(prefix):
-            args["reasoning-parser"] = parser
+    version = parse_version(machine.version)
+    if version is not None:
+        args.update(parsers_for(shape.model_type, version))
     return args
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from deployer import hub
 from deployer.catalog import Catalog
 from deployer.cli import fit_write
 from deployer.cli.fit_host import Seen
+from deployer.document import load
 from deployer.errors import StepBlocked, UsageError
+from deployer.playbook import Playbook
 from deployer.state import Manifest, ManifestFile
+from deployer.validation import validate
 
 __all__ = ["inventory"]
 CONFIG = next(iter(json.loads(HYBRID.read_text())["models"].values()))["config"]
@@ -67,6 +71,7 @@ def test_the_playbook_is_one_and_says_what_it_will_run(
     assert (args["tp-size"], args["context-length"]) == (2, 32768)
     assert args["mamba-scheduler-strategy"] == "extra_buffer"
     assert args["reasoning-parser"] == "qwen3"
+    assert args["tool-call-parser"] == "qwen3_coder"
     assert "speculative-algorithm" not in want.serve_args("no-mtp")
     assert world["asked"].vmid == 129
     assert "largest" not in text
@@ -129,3 +134,44 @@ def test_an_existing_file_is_kept(inventory: Path, world: dict[str, Any]) -> Non
     assert target.read_text() == before
     other = fit(inventory, "a/b", "kpro5", "--write", "new.txt").exception
     assert isinstance(other, UsageError) and "no YAML file name" in other.what
+
+
+def uncommented(text: str) -> str:
+    """The text with the further rungs made real."""
+    head, mark, rest = text.partition("  # Other sets worth a thought")
+    assert mark
+    first, _, rest = rest.partition("\n")
+    rungs = [
+        line.replace("  # ", "  ", 1) if re.match(r"  # (- name|  args:|    )", line) else line
+        for line in rest.splitlines()
+    ]
+    return head + mark + first + "\n" + "\n".join(rungs) + "\n"
+
+
+@pytest.mark.parametrize("kind", ["hybrid", "dense"])
+def test_the_sets_in_the_comments_are_rungs_when_the_marks_are_taken_away(
+    inventory: Path, world: dict[str, Any], kind: str
+) -> None:
+    if kind == "dense":
+        world.update(config=DENSE, size=0)
+    target = inventory.parent / "playbooks" / "new.yaml"
+    assert fit(inventory, "acme/new", "kpro5", "--write", str(target)).exception is None
+    before = validate(load(target), Playbook)
+    target.write_text(uncommented(target.read_text()))
+    after = validate(load(target), Playbook)
+    more = after.variants[len(before.variants) :]
+    assert after.variants[: len(before.variants)] == before.variants
+    assert 1 <= len(more) <= 3
+    assert all(rung.args for rung in more)
+    assert all(len(line) <= 110 for line in target.read_text().splitlines())
+
+
+def test_a_model_that_this_engine_cannot_serve_gets_no_playbook(
+    inventory: Path, world: dict[str, Any]
+) -> None:
+    world.update(config={**DENSE, "architectures": ["NanbeigeForCausalLM"]}, size=0)
+    target = inventory.parent / "playbooks" / "new.yaml"
+    error = fit(inventory, "acme/new", "kpro5", "--write", str(target)).exception
+    assert isinstance(error, StepBlocked)
+    assert "has no class for NanbeigeForCausalLM" in error.what
+    assert not target.exists()
