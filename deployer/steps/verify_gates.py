@@ -17,6 +17,7 @@ from deployer.steps.gates_load import burst, context_edge
 from deployer.steps.gates_speculation import speculation, wanted
 from deployer.steps.gates_speed import compared, speed
 from deployer.steps.gates_text import answers, counting, long_prompt, quality
+from deployer.steps.launch_evidence import Evidence
 
 LOG_END = 256 * 1024
 DYING_S = 4.0
@@ -91,7 +92,8 @@ class Gates:
         status = self._status(DYING_S if fault.kind in {"request", "gone"} else 0.0)
         if not status.alive:
             log = self._log_end()
-            failure = classify(log, status.exit, "ready")
+            seen = Evidence(self.bench.context, self.bench.job).gather()
+            failure = classify(log, status.exit, "ready", host=seen)
             why = f"the server died during this gate (exit {status.exit}): {why}"
             if failure.cls != "unknown":
                 why, fix = f"{why}; {failure.cls}: {failure.cause_line}", failure.action
