@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from test_cli_fit import HYBRID, fit, inventory
 
+# The client puts the hub's folder on the path.
+from hubclient import Hub  # isort: skip
+
 from deployer import hub
 from deployer.catalog import Catalog
 from deployer.cli import fit_write
@@ -175,3 +178,27 @@ def test_a_model_that_this_engine_cannot_serve_gets_no_playbook(
     assert isinstance(error, StepBlocked)
     assert "has no class for NanbeigeForCausalLM" in error.what
     assert not target.exists()
+
+
+def test_a_real_hub_on_this_machine(
+    inventory: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The lab's hub speaks the Hub's protocol; only the host is a double."""
+    monkeypatch.setattr(
+        fit_write, "fullest_of", lambda options, want: Seen(want.id, "card", 49140, 4, "8.6")
+    )
+    first = fit_write._first
+    with Hub(tmp_path / "hub", shards=2, mb=1) as server:
+
+        def at_our_hub(name: str, model: str) -> Playbook:
+            book = first(name, model)
+            download = book.download.model_copy(update={"endpoint": server.url})
+            return book.model_copy(update={"download": download})
+
+        monkeypatch.setattr(fit_write, "_first", at_our_hub)
+        target = inventory.parent / "playbooks" / "lab.yaml"
+        result = fit(inventory, server.repo.name, "kpro5", "--write", str(target))
+    assert result.exception is None
+    text = target.read_text()
+    assert f"revision: main    # {server.repo.commit}" in text
+    assert validate(load(target), Playbook).model.repo == server.repo.name
