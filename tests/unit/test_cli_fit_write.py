@@ -11,7 +11,8 @@ import pytest
 from test_cli_fit import HYBRID, fit, inventory
 
 # The client puts the hub's folder on the path.
-from hubclient import Hub  # isort: skip
+from hubclient import resolve  # isort: skip
+from hub import Hub  # isort: skip
 
 from deployer import hub
 from deployer.catalog import Catalog
@@ -196,6 +197,7 @@ def test_a_real_hub_on_this_machine(
             return book.model_copy(update={"download": download})
 
         monkeypatch.setattr(fit_write, "_first", at_our_hub)
+        assert resolve(server, "config.json")[0] < 400
         target = inventory.parent / "playbooks" / "lab.yaml"
         result = fit(inventory, server.repo.name, "kpro5", "--write", str(target))
     assert result.exception is None
