@@ -118,7 +118,8 @@ def _tell(context: StepContext, row: Row) -> None:
         files = f"{figures.get('files_done', 0)} of {figures.get('files', 0)} files"
         context.progress("hash", min(done, total), total, "bytes", files)
     elif row.get("ok") is False:
-        context.note(f"{row.get('path')}: wrong", "warning")
+        state = "wrong" if int(row.get("size", -1)) >= 0 else "missing"
+        context.note(f"{row.get('path')}: {state}", "warning")
 
 
 def _verdict(row: Row) -> Verdict:

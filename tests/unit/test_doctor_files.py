@@ -144,6 +144,7 @@ def test_a_wrong_a_short_and_a_missing_file_are_told_with_the_fix(box: Box) -> N
     (box.model / "config.json").unlink()
     done = box.doctor("--rehash")
     assert done.return_value == 1
+    assert "b.safetensors: wrong" in done.stderr and "config.json: missing" in done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("box/tiny: 0 of 3 files are right")
     assert "BLOCKED" in lines[1] and "a.safetensors: expected " in lines[1]

@@ -33,11 +33,12 @@ def test_at_most_16_shards_are_told_the_largest_ones() -> None:
 
 def test_a_pause_is_told_and_the_longest_counts() -> None:
     gauge = Gauge(10, 1)
-    gauge.retry(60.0)
-    gauge.retry(5.0)
-    gauge.retry(0.0)
+    gauge.retry(60.0, "a: 429")
+    gauge.retry(5.0, "a: 503")
+    gauge.retry(0.0, "b: refused")
     row = gauge.row()
     assert row["retries"] == 3 and 55 <= row["pause"] <= 60
+    assert row["trouble"] == "b: refused" and "trouble" not in Gauge(10, 1).row()
 
 
 def test_a_line_reaches_the_supervisor_whole_or_not_at_all() -> None:

@@ -87,6 +87,14 @@ def test_two_stalls_bar_a_method(world: World) -> None:
     )
 
 
+def test_a_stall_names_the_last_trouble_of_its_worker(world: World) -> None:
+    world.method("range", 'say(phase="downloading", trouble="a: refused")\ntime.sleep(60)')
+    code, text = world.run()
+    assert code == 14 and text.splitlines()[-1].endswith(
+        "stalled at 0 of 12 bytes for 0 s, last trouble: a: refused, its stall number 2"
+    )
+
+
 def test_stalls_go_round_and_round_until_all_are_barred(world: World) -> None:
     world.limits["stalls_per_method"] = 2
     world.method("range", HANG)

@@ -38,6 +38,7 @@ class Gauge:
         self.total, self.files, self.method = total, files, method
         self.bytes = self.moved = self.received = self.retries = self.files_done = 0
         self.pause_until = 0.0
+        self.trouble = ""
         self.shards: Shards = list
         self.phase: Callable[[], str] = lambda: "downloading"
         self._started = time.monotonic()
@@ -51,10 +52,11 @@ class Gauge:
             self.moved += moved
             self.received += received
 
-    def retry(self, pause_s: float) -> None:
+    def retry(self, pause_s: float, why: str) -> None:
         """Counts a retry; `pause_s` above 0 holds the whole pool back for so long."""
         with self.lock:
             self.retries += 1
+            self.trouble = why
             if pause_s > 0:
                 self.pause_until = max(self.pause_until, time.monotonic() + pause_s)
 
@@ -92,6 +94,7 @@ class Gauge:
                 "method": self.method,
                 "phase": phase,
                 "shards": [list(shard) for shard in shards],
+                **({"trouble": self.trouble} if self.trouble else {}),
             }
 
     def line(self) -> str:

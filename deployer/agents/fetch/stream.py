@@ -171,7 +171,7 @@ class Stream:
 
     def back_off(self, again: Again, idle: int) -> None:
         """Logs the retry and waits: the whole pool when the hub asked for it."""
-        self.gauge.retry(again.pause_s)
+        self.gauge.retry(again.pause_s, f"{self.name}: {again}")
         log(f"{self.name}: {again}; going on at {self.place}")
         if not again.pause_s:
             longest = min(self.limits.max_backoff_s, self.limits.backoff_s * 2**idle)

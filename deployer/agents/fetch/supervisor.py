@@ -162,7 +162,9 @@ class Supervisor:
         code, text = child.status or 0, str(child.error.get("error") or "")
         if verdict is not None:
             self.figures.stalls += 1
-            self.strike(method, verdict.text(self.figures.place()), "; killed")
+            trouble = str(child.line.get("trouble") or "")
+            last = f", last trouble: {trouble}" if trouble else ""
+            self.strike(method, verdict.text(self.figures.place()) + last, "; killed")
         elif code < 0:
             self.bury(method, f"{how_ended(code)} at {self.figures.place()}", gained)
         elif code in NO_CURE and code not in method.passing:
