@@ -19,6 +19,8 @@ EAGLE = frozenset({"NEXTN", "EAGLE", "EAGLE3", "STANDALONE"})
 DEFAULT_SPECULATIVE_RUNNING = 48
 TRUE = ("1", "true", "yes", "y")
 PIECEWISE_OFF = frozenset({"Qwen3NextForCausalLM", "BailingMoeV2_5ForCausalLM"})
+NEW_GRAPHS_OFF = frozenset({"KimiLinearForCausalLM"})
+"""Of 0.5.23; its other graphs capture what PIECEWISE_OFF names."""
 PREFILL_GRAPH_VISION = frozenset(
     {
         "Qwen3_5ForConditionalGeneration",
@@ -112,6 +114,12 @@ def resolve(
     env = env or {}
     changes: list[str] = []
     _check_context(shape, flags, env)
+    if engine >= Engine.V0_5_18 and shape.mla is not None and shape.mla.index_dim:
+        raise Refusal(
+            "the sparse-attention index of this version is not covered by this arithmetic",
+            "deploy fit",
+            "trust the server's own figures; up to 0.5.15 they can be computed",
+        )
     speculative = "EAGLE" if flags.speculative == "NEXTN" else flags.speculative
     draft_tokens = _draft_tokens(shape, flags, changes)
     max_running = flags.max_running
@@ -320,7 +328,7 @@ def _graph_tokens_mib(engine: Engine, shape: ModelShape, flags: ServeFlags, chun
         newest = engine > Engine.V0_5_14
         kept = PREFILL_GRAPH_VISION if newest else {"Cohere2VisionForConditionalGeneration"}
         vision = shape.multimodal and shape.architecture not in kept
-        vision = vision or (not newest and shape.architecture in PIECEWISE_OFF)
+        vision = vision or shape.architecture in (NEW_GRAPHS_OFF if newest else PIECEWISE_OFF)
         off = flags.no_graph or flags.no_prefill_graph or flags.no_piecewise or vision
         widest = min(8192, chunk) if engine >= Engine.V0_5_23 else 2048
         largest = widest if shape.mla else chunk
