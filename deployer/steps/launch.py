@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import StepFailed
+from deployer.errors import REFUSALS, StepFailed, Unreachable
 from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
@@ -35,9 +35,6 @@ from deployer.steps.server_wanted import (
 )
 from deployer.steps.stop_leftovers import clear, held
 from deployer.steps.weights_facts import weights_probe
-
-GATES_FAILED = "gates-failed"
-"""The reason of a rung that served, but not well."""
 
 
 class LaunchStep(Step):
@@ -96,7 +93,7 @@ class LaunchStep(Step):
             return Plan.unknown("venv", "unknown until venv has built the engine")
         if not fact.weights or state.manifest is None:
             return Plan.unknown("shards", "unknown until shards has brought the weights")
-        if job is not None and job.alive:
+        if job is not None and (job.alive or job.members):
             return Plan.unknown("stop", "unknown until stop has ended the other launch")
         if fact.listening:
             return Plan.unknown("stop", f"unknown until port {want.port} is free")
@@ -189,15 +186,6 @@ class LaunchStep(Step):
             return None
         return job.identity, job.launch
 
-    def _start(
-        self, context: StepContext, variant: str, failed: tuple[str, ...], key: str
-    ) -> tuple[JobIdentity, Launch]:
-        """A variant in place of those that failed their gates."""
-        rung, manifest = Rung(variant), context.state.manifest
-        marks = tuple(Rung(name).fingerprint(context.want, manifest) for name in failed)
-        note = LaunchNote(variant, failed, tuple(GATES_FAILED for _ in failed), marks)
-        return self._start_rung(context, rung, note, key)
-
     def _start_rung(
         self, context: StepContext, rung: Rung, note: LaunchNote, key: str
     ) -> tuple[JobIdentity, Launch]:
@@ -261,7 +249,9 @@ class LaunchStep(Step):
             except LaunchFailed as error:
                 self._give_up(context, job, launch, error)
                 return either
-        except StepFailed as error:
+        except REFUSALS:
+            raise
+        except (StepFailed, Unreachable) as error:
             # The first failure is the one to tell; this one is told with it.
             return f"{either} ({redacted(error.what, key)})"
         text = (

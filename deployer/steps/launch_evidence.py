@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from deployer.deployment import Deployment
-from deployer.errors import REFUSALS, DeployError, Unreachable
+from deployer.errors import REFUSALS, StepFailed, Unreachable
 from deployer.model import Where
 from deployer.remote.jobs import ROOT, JobIdentity
 from deployer.remote.transport import Answer
@@ -134,7 +134,7 @@ class Evidence:
             answer: Answer = self.context.on(where).run(script, args=args, timeout_s=limit_s)
         except REFUSALS:
             raise
-        except (Unreachable, DeployError) as error:
+        except (StepFailed, Unreachable) as error:
             self.problems.append(f"{where.value}: {error.what}")
             return ""
         return answer.text

@@ -45,7 +45,10 @@ def start_command(
         elif earlier.verdict == "good":
             earlier.verdict = "stopped"
     context.state.launches.append(launch)
-    del context.state.launches[:-KEPT_LAUNCHES]
+    oldest = context.state.launches[:-KEPT_LAUNCHES]
+    # However many failed since: the last good one is what a failed launch falls back to.
+    kept = [one for one in oldest if one.id == context.state.known_good]
+    context.state.launches[: len(oldest)] = kept
     context.save()
     try:
         job = context.jobs(want.guest).start(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from deployer.errors import REFUSALS, DeployError
+from deployer.errors import REFUSALS, StepFailed, Unreachable
 from deployer.remote.jobs import JobIdentity
 from deployer.steps.base import StepContext
 from deployer.steps.server_agent import ask
@@ -38,7 +38,7 @@ def drain(
             answer = ask(context.on(context.want.guest), context.want, [command], timeout_s=60)[0]
         except REFUSALS:
             raise
-        except DeployError as error:
+        except (StepFailed, Unreachable) as error:
             return f"how many requests run could not be asked ({error.what}); TERM lets them end"
         if not answer.get("known"):
             return f"the server does not tell how many requests run ({answer.get('source')})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deployer.errors import REFUSALS, DeployError
+from deployer.errors import REFUSALS, StepFailed, Unreachable
 from deployer.remote.jobs import ROOT, JobIdentity
 from deployer.steps.base import StepContext
 from deployer.steps.server_agent import ask
@@ -45,7 +45,7 @@ def _ask(context: StepContext, command: dict[str, Any]) -> dict[str, Any]:
         return ask(context.on(want.guest), want, [command], timeout_s=LOOK_S)[0]
     except REFUSALS:
         raise
-    except DeployError as error:
+    except (StepFailed, Unreachable) as error:
         context.note(
             f"what the launch leaves in /dev/shm and /tmp is not known: {error.what}", "warning"
         )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import GateFailed, StepFailed
+from deployer.errors import GateFailed, StepFailed, Unreachable
 from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.playbook import ArgValue
 from deployer.remote.jobs import ROOT
@@ -152,24 +152,32 @@ class VerifyStep(Step):
         line = json.dumps(
             {"verdict": verdict, "launch": launch_id, "verified": verified, "figures": figures}
         )
-        answer = context.on(want.guest).run(
-            WRITE_VERDICT,
-            args=[f"{ROOT}/{server_job_name(want)}", launch_id],
-            stdin=f"{line}\n".encode(),
-            timeout_s=30,
-        )
-        if answer.exit != 0 and not required:
+        try:
+            answer = context.on(want.guest).run(
+                WRITE_VERDICT,
+                args=[f"{ROOT}/{server_job_name(want)}", launch_id],
+                stdin=f"{line}\n".encode(),
+                timeout_s=30,
+            )
+            problem = answer.error_text.strip() or f"exit code {answer.exit}"
+            written = answer.exit == 0
+        except Unreachable as error:
+            # A gate's failure is the one to tell; this one is told with it.
+            if required:
+                raise
+            problem, written = error.what, False
+        if not written and not required:
             context.note(
                 f"the verdict could not be written on the target, which may still hold an older "
-                f"one: {answer.error_text.strip()}; `deploy verify` judges again",
+                f"one: {problem}; `deploy verify` judges again",
                 "warning",
             )
-        elif answer.exit != 0:
+        elif not written:
             raise StepFailed(
                 f"the verdict of launch {launch_id} could not be written on the target",
                 where=f"{want.id} verify",
                 fix="see that /var/lib/deployer has space, then run `deploy verify`",
-                evidence=(answer.error_text.strip(),),
+                evidence=(problem,),
             )
 
 

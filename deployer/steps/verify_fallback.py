@@ -14,8 +14,10 @@ from deployer.state import Launch
 from deployer.steps.base import StepContext
 from deployer.steps.gates_bench import Bench, GateFault
 from deployer.steps.gates_identity import identity
+from deployer.steps.gates_judge import Fault
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_ladder import Fall
+from deployer.steps.launch_told import redacted
 from deployer.steps.launch_wait import LaunchFailed
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import ServerFact, problems_of
@@ -55,13 +57,20 @@ class Fallback:
         rules, first, want = self.bench.rules, self.failure.error, self.context.want
         told: list[str] = []
         fix = first.fix
+        found: Compared | None = None
         try:
             rung = self.without_speculation() if rules.ab_on_failure else None
-            found: Compared | None = None
             if self.failure.comparable and rung is not None:
                 found = self.compared(*rung)
                 told.append(found.words)
                 fix = found.fix
+        except StepFailed as error:
+            # It may have ended the launch before: what was good is started again all the same.
+            told.append(f"it could not be compared: {error.what}")
+        except Unreachable as error:
+            told.append(f"what was to follow could not be done: {error.what}")
+            return self._told(told, fix)
+        try:
             if (found is None or not found.serves) and rules.on_failure != "leave":
                 if again := self.restored():
                     fix = f"correct the playbook, then `deploy up {want.id}`; {fix}"
@@ -69,6 +78,10 @@ class Fallback:
         except (StepFailed, Unreachable) as error:
             # The gate's failure is the one to tell; this one is told with it.
             told.append(f"what was to follow could not be done: {error.what}")
+        return self._told(told, fix)
+
+    def _told(self, told: list[str], fix: str) -> GateFailed:
+        first = self.failure.error
         what = "; ".join([first.what, *(words for words in told if words)])
         return GateFailed(what, where=first.where, fix=fix, evidence=first.evidence)
 
@@ -127,7 +140,17 @@ class Fallback:
             self.sleep,
         )
         which = f"variant {rung.variant}, launch {launch.id}"
-        if worse := self._same_questions(bench):
+        if fault := self._same_questions(bench):
+            worse = redacted(fault.why, self.bench.api_key)
+            if fault.kind != "output":
+                # No answer, or another server: that says nothing about the drafts.
+                self.record(launch.id, f"failed: {worse}", {})
+                return Compared(
+                    f"without speculation ({which}) it fails in another way ({worse}): which side "
+                    "is broken is not known",
+                    False,
+                    fault.fix or f"read `deploy logs {self.context.want.id}`",
+                )
             self.record(launch.id, f"failed: as with speculation: {worse}", {})
             return Compared(
                 f"without speculation ({which}) the same prompts fail too ({worse}): speculation "
@@ -153,17 +176,21 @@ class Fallback:
             f"mend variant {self.bench.variant}, or take it out of the playbook's variants",
         )
 
-    def _same_questions(self, bench: Bench) -> str:
-        """What is wrong with the answers of the other server; '' when nothing is."""
+    def _same_questions(self, bench: Bench) -> Fault | None:
+        """What is wrong with the answers of the other server."""
         try:
             identity(bench)
             for one in self.failure.asked:
                 answer = bench.answer(one.request)
-                if fault := one.judged(answer):
-                    return fault.why
+                fault = one.judged(answer)
+                if fault is not None and fault.kind == "thinking":
+                    # Cut before its answer: no fault yet, as in the gates.
+                    bench.settle(one, answer)
+                elif fault is not None:
+                    return fault
         except GateFault as found:
-            return found.fault.why
-        return ""
+            return found.fault
+        return None
 
     def restored(self) -> str:
         """The last known-good launch, which was stopped for this one, runs again; '': none is."""
@@ -211,6 +238,9 @@ class Fallback:
             return f"launch {last} was stopped (gates.on_failure: stop)"
         if self.failure.died:
             return ""
+        fact = self.context.reprobe().get(ServerFact)
+        if fact is not None and fact.asked and not (fact.job is not None and fact.job.alive):
+            return "no server runs now"
         return f"launch {last} still runs, marked as failed; `deploy down` stops it"
 
     def end_launch(self) -> None:

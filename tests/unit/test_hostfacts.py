@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 from serverworld import IDENTITY, FakeJobs, FakeTransport, context, deployment, state
 
-from deployer.errors import ConnectionLost
+from deployer.errors import CommandOverdue, ConnectionLost, DeployError, Interrupted
 from deployer.remote.transport import Answer
 from deployer.sglang.failure import Failure
 from deployer.sglang.failures import classify
@@ -21,6 +22,8 @@ from deployer.steps.launch_evidence import (
     baseline,
     parse_evidence,
 )
+from deployer.steps.stop_drain import drain
+from deployer.steps.stop_leftovers import held
 from tests.local_transport import SHELLS, LocalTransport, shell_path
 
 WANT = deployment()
@@ -216,3 +219,21 @@ def test_the_count_before_a_launch() -> None:
         guest = FakeTransport(lambda script, text=text: Answer(0, text, b""))
         made, _ = context(WANT, state(), FakeJobs(), guest=guest)
         assert baseline(made) == expected
+
+
+@pytest.mark.parametrize("error", [CommandOverdue("over its time"), Interrupted("interrupted")])
+def test_the_end_of_the_whole_command_is_no_unanswered_look(error: DeployError) -> None:
+    """The alarm of --timeout comes once: a wait that takes it for an answer never ends."""
+
+    def overdue(script: str) -> Answer:
+        raise error
+
+    made, _ = context(
+        WANT, state(), FakeJobs(), host=FakeTransport(overdue), guest=FakeTransport(overdue)
+    )
+    with pytest.raises(type(error)):
+        Evidence(made, IDENTITY).gather()
+    with pytest.raises(type(error)):
+        held(made, IDENTITY)
+    with pytest.raises(type(error)):
+        drain(made, IDENTITY, 60.0, lambda: True, time.monotonic, time.sleep)

@@ -301,3 +301,53 @@ def test_the_key_goes_as_a_secret_and_is_never_told(monkeypatch: pytest.MonkeyPa
     made, _ = context(want, own, FakeJobs())
     with pytest.raises(StepFailed, match="QWEN_KEY"):
         step().apply(made, seen, step().plan(want, seen, own))
+
+
+def test_what_a_dead_launch_left_running_ends_before_the_next() -> None:
+    """Also where the stop step does not act (--from launch): its workers hold the GPUs."""
+    left = fact(job=server_job(WANT, alive=False, members=(4243,)))
+    plan = step().plan(WANT, facts(left), state())
+    assert (plan.state, plan.reason) == (
+        PlanState.UNKNOWN,
+        "unknown until stop has ended the other launch",
+    )
+
+
+def test_a_lost_connection_during_the_restore_does_not_hide_the_first_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent(monkeypatch, READY)
+    own = state()
+    good = Launch(id="old", variant="mtp", started=1.0, fingerprint="f", argv=["py", "--old"])
+    good.verdict = "stopped"
+    own.launches.append(good)
+    own.known_good = "old"
+    jobs = FakeJobs([Script([], 3, True)])
+    start = jobs.start
+
+    def start_once(*words: Any, **more: Any) -> Any:
+        if jobs.started:
+            raise ConnectionLost("the connection is lost", where="kpro5")
+        return start(*words, **more)
+
+    monkeypatch.setattr(jobs, "start", start_once)
+    made, _ = context(WANT, own, jobs)
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match=r"died-silent.*did not start again either.*is lost"):
+        step().apply(made, seen, step().plan(WANT, seen, own))
+
+
+def test_the_known_good_launch_is_not_forgotten_for_many_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent(monkeypatch, READY)
+    own = state()
+    for number in range(60):
+        own.launches.append(Launch(id=f"n{number}", variant="mtp", started=1.0, verdict="failed"))
+    own.known_good = "n3"
+    made, _ = context(WANT, own, FakeJobs([Script(list(UP))]))
+    seen = facts(fact())
+    step().apply(made, seen, step().plan(WANT, seen, own))
+    assert [one.id for one in own.launches[:2]] == ["n3", "n11"]
+    assert own.launches[-1].verdict == "ready"
+    assert len(own.launches) == 51

@@ -23,13 +23,13 @@ from serverworld import (
     state,
 )
 
-from deployer.errors import GateFailed, RemoteCommandFailed
+from deployer.errors import ConnectionLost, GateFailed, RemoteCommandFailed
 from deployer.events import Event, GateChecked, Note
 from deployer.model import Facts
 from deployer.playbook import Variant
 from deployer.remote.transport import Answer
 from deployer.state import DeploymentState, Launch
-from deployer.steps import launch_wait, verify_fallback
+from deployer.steps import gates_bench, launch_wait, verify_fallback
 from deployer.steps.server_wanted import LaunchNote, is_wanted
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
@@ -230,9 +230,10 @@ def test_what_cannot_be_done_does_not_hide_the_failure(monkeypatch: pytest.Monke
         raise RemoteCommandFailed("no space left")
 
     monkeypatch.setattr(world.jobs, "start", refuse)
+    world.context.reprobe = lambda: facts(fact())
     error = world.fail()
     assert error.what.startswith("gate 'quality' failed")
-    assert "what was to follow could not be done: no space left" in error.what
+    assert "it could not be compared: no space left; no server runs now" in error.what
 
 
 def test_a_dead_server_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,3 +243,67 @@ def test_a_dead_server_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert world.jobs.started == []
     told = [one.text for one in world.events if isinstance(one, Note)]
     assert not any("without it" in text for text in told)
+
+
+def test_a_comparison_that_fails_leaves_the_good_one_to_be_restored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, later=True, own=known_good())
+    start, calls = world.jobs.start, []
+
+    def first_refused(*words: Any, **more: Any) -> Any:
+        calls.append(words)
+        if len(calls) == 1:
+            raise RemoteCommandFailed("no process left")
+        return start(*words, **more)
+
+    monkeypatch.setattr(world.jobs, "start", first_refused)
+    error = world.fail()
+    assert error.what.startswith("gate 'quality' failed")
+    assert "could not be compared: no process left" in error.what
+    assert "the last known-good arguments (launch old) run again" in error.what
+
+
+def test_what_does_not_run_is_not_said_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, later=True, jobs=FakeJobs([Script([OOM], -9, True)]))
+    world.context.reprobe = lambda: facts(fact())
+    error = world.fail()
+    assert "it did not start" in error.what
+    assert "still runs" not in error.what
+    assert "no server runs now" in error.what
+
+
+def test_another_server_without_an_answer_says_nothing_about_speculation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, later=True)
+    speak = world.model.ask
+
+    def refused(*words: Any, **more: Any) -> Any:
+        answers = speak(*words, **more)
+        essay = str(words[2][0].get("prompt", "")).startswith("Explain")
+        if world.jobs.started and essay:
+            return [{**answers[0], "status": 500, "content": None, "error": "out of memory"}]
+        return answers
+
+    monkeypatch.setattr(gates_bench, "ask", refused)
+    error = world.fail()
+    assert "which side is broken is not known" in error.what
+    assert "not the broken side" not in error.what
+    assert world.verdicts()[-1][1].startswith("failed: ")
+
+
+def test_a_verdict_that_cannot_be_delivered_does_not_hide_the_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, later=True, ab_on_failure=False, on_failure="leave")
+
+    def lost(script: str) -> Answer:
+        if "verdict.new" in script:
+            raise ConnectionLost("the connection is lost", where="kpro5")
+        return Answer(0, b"", b"")
+
+    world.guest.answer = lost
+    assert world.fail().what.startswith("gate 'quality' failed")
+    told = [one.text for one in world.events if isinstance(one, Note)]
+    assert any("verdict could not be written" in text for text in told)
