@@ -53,7 +53,7 @@ def has_extra_buffer(engine: int, architecture: str) -> bool:
     if architecture in HYBRID_ARCHITECTURES:
         return True
     if architecture == "KimiLinearForCausalLM":
-        return engine >= 23
+        return engine >= 18
     return engine >= 14 and architecture in LATER_BUFFERED
 
 

@@ -20,7 +20,7 @@ DEFAULT_SPECULATIVE_RUNNING = 48
 TRUE = ("1", "true", "yes", "y")
 PIECEWISE_OFF = frozenset({"Qwen3NextForCausalLM", "BailingMoeV2_5ForCausalLM"})
 NEW_GRAPHS_OFF = frozenset({"KimiLinearForCausalLM"})
-"""Of 0.5.23; its other graphs capture what PIECEWISE_OFF names."""
+"""Since 0.5.18; its other graphs capture what PIECEWISE_OFF names."""
 PREFILL_GRAPH_VISION = frozenset(
     {
         "Qwen3_5ForConditionalGeneration",
@@ -133,8 +133,6 @@ def resolve(
     page = page_size(engine, shape, flags, capability, radix and not extra)
     chunk, graph = _band(engine, gpu_mib, flags)
     fraction = flags.mem_fraction
-    if fraction is None and engine in (Engine.V0_5_18, Engine.V0_5_20):
-        changes.append("mem-fraction-static was computed by rules that were read, not run: give it")
     if fraction is None:
         fraction = _auto_fraction(engine, shape, flags, gpu_mib, chunk, graph)
     return Resolved(
