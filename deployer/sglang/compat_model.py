@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deployer.sglang.compat_case import LATEST, Case, Check, Problem
 from deployer.sglang.compat_machine import dotted
+from deployer.sglang.pages import lacks_head_dim
 from deployer.sglang.releases import Version
 
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
@@ -198,4 +199,22 @@ def quantization(case: Case) -> list[Problem]:
     ]
 
 
-CHECKS: tuple[Check, ...] = (architecture, split, context, quantization)
+def head_dim(case: Case) -> list[Problem]:
+    """A config without `head_dim` ends some versions with a TypeError after the weights."""
+    if case.shape is None or case.version[:2] != (0, 5) or len(case.version) < 3:
+        return []
+    if not lacks_head_dim(case.version[2], case.shape) or case.text("json-model-override-args"):
+        return []
+    return [
+        Problem(
+            "no-head-dim",
+            f"SGLang {dotted(case.version)} fails with a TypeError when the KV cache is sized: the "
+            f"config of {case.shape.architecture} has no head_dim",
+            f"serve.args json-model-override-args: '{{\"head_dim\": {case.shape.head_dim}}}', or a "
+            "newer engine.version",
+            "configs/model_config.py of 0.5.9 and 0.5.11, run with transformers 4.57.1 and 5.6.0",
+        )
+    ]
+
+
+CHECKS: tuple[Check, ...] = (architecture, split, context, quantization, head_dim)

@@ -262,3 +262,14 @@ def test_the_flag_tables_hold_what_every_release_has() -> None:
     assert len(flags_of((0, 5, 9))) == 342
     assert len(flags_of((0, 5, 23))) == 560
     assert flags_of((0, 5, 22)) == frozenset()
+
+
+def test_mixtral_needs_its_head_dim_named() -> None:
+    mixtral = model(architectures=["MixtralForCausalLM"], model_type="mixtral")
+    assert names("0.5.11", shape=mixtral) == ["no-head-dim"]
+    assert names("0.5.14", shape=mixtral) == []
+    named: dict[str, ArgValue] = {"json-model-override-args": '{"head_dim": 80}'}
+    assert names("0.5.11", named, shape=mixtral) == []
+    mistral = model(architectures=["MistralForCausalLM"], model_type="mistral", head_dim=None)
+    assert names("0.5.9", shape=mistral) == ["no-head-dim"]
+    assert names("0.5.11", shape=mistral) == []
