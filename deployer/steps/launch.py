@@ -34,6 +34,7 @@ from deployer.steps.server_wanted import (
     server_script,
 )
 from deployer.steps.stop_leftovers import clear, held
+from deployer.steps.stop_told import still_there
 from deployer.steps.weights_facts import weights_probe
 
 
@@ -115,8 +116,8 @@ class LaunchStep(Step):
         if attach is not None:
             fall.join(attach[1])
         elif fact.job is not None and not fact.job.members:
-            # It died by itself: no stop has cleared what it left.
-            clear(context, fact.job.identity, [])
+            # It died by itself: no stop has ended what left its session, or cleared its files.
+            self._end_rest(context, fact.job.identity)
         last: tuple[Launch, LaunchFailed] | None = None
         while (rung := fall.next()) is not None:
             want = rung.deployment(context.want)
@@ -175,6 +176,14 @@ class LaunchStep(Step):
             context.note(f"{told}; trying it once more with {found.words}", "warning")
         elif fall.left:
             context.note(f"{told}; trying the next one", "warning")
+
+    def _end_rest(self, context: StepContext, job: JobIdentity) -> None:
+        """Processes that a dead launch has marked as its own hold GPU memory; so do its files."""
+        rules = context.want.playbook.stop
+        proof = context.jobs(context.want.guest).stop(job, grace_s=5.0, kill_s=rules.kill_s)
+        if not proof.stopped:
+            raise still_there(context.want, f"launch {job.id}", proof.survivors, proof.how)
+        clear(context, job, [])
 
     def _joinable(
         self, context: StepContext, fact: ServerFact

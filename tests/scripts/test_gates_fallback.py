@@ -20,7 +20,7 @@ from deployer.events import Event, GateChecked  # noqa: E402
 from deployer.model import Facts, ProbeOutput  # noqa: E402
 from deployer.remote.jobs import ROOT, Jobs  # noqa: E402
 from deployer.remote.transport import Answer  # noqa: E402
-from deployer.state import Launch  # noqa: E402
+from deployer.state import DeploymentState, Launch  # noqa: E402
 from deployer.steps.base import StepContext  # noqa: E402
 from deployer.steps.launch import LaunchStep  # noqa: E402
 from deployer.steps.server_facts import ServerFact, parse_server, server_script_text  # noqa: E402
@@ -199,3 +199,83 @@ def test_the_known_good_arguments_run_again(world: Callable[..., World]) -> None
     assert seen.job is not None
     assert seen.job.alive
     assert "--log-level" in Path(f"/proc/{seen.job.identity.pid}/cmdline").read_text()
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """The controller ends without a word at the wait for launch number `count` from now."""
+    follow, seen = LaunchStep._follow, []
+
+    def once(*words: Any) -> None:
+        seen.append(words)
+        if len(seen) == count:
+            raise KeyboardInterrupt
+        follow(*words)
+
+    monkeypatch.setattr(LaunchStep, "_follow", once)
+
+
+def up(one: World) -> GateFailed | None:
+    """stop, launch and verify as the engine runs them, by a controller that knows its file only."""
+    made = one.context
+    made.state = DeploymentState.model_validate_json(made.state.model_dump_json())
+    for step in (StopStep(), LaunchStep()):
+        seen = one.look()
+        plan = step.plan(one.want, seen, made.state)
+        if plan.changes:
+            step.apply(made, seen, plan)
+    return one.verify()
+
+
+def test_killed_in_the_comparison_it_goes_on_with_that_launch(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world()
+    one.fault("server-degenerate-mtp")
+    one.launch()
+    killed_at(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        one.verify()
+    left = one.context.state.launches[-1]
+    assert (left.variant, left.verdict) == ("no-mtp", "starting")
+    assert up(one) is None
+    launches = one.context.state.launches
+    assert [(launch.variant, launch.verdict[:6]) for launch in launches] == [
+        ("mtp", "failed"),
+        ("no-mtp", "good"),
+    ]
+    assert launches[1].id == left.id
+    assert one.context.state.known_good == left.id
+    job = one.look().need(ServerFact).job
+    assert job is not None
+    assert "degraded: no-mtp runs in place of mtp" in job.launch.degraded
+
+
+def test_killed_in_the_restore_the_known_good_is_restored_by_the_next_run(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = world(ab_on_failure=False)
+    one.fault("")
+    one.launch()
+    good = one.context.state.launches[-1]
+    one.down()
+    old = good.model_copy(
+        update={
+            "id": "old",
+            "fingerprint": "f",
+            "argv": [*good.argv, "--log-level", "info"],
+            "verdict": "stopped",
+        }
+    )
+    one.context.state.launches[:] = [old]
+    one.context.state.known_good = "old"
+    one.fault("server-degenerate")
+    one.launch()
+    killed_at(monkeypatch, 1)
+    with pytest.raises(KeyboardInterrupt):
+        one.verify()
+    assert one.context.state.launches[-1].fingerprint == "f"
+    error = up(one)
+    assert error is not None
+    assert "the last known-good arguments (launch old) run again" in error.what
+    verdicts = [launch.verdict.split(":")[0] for launch in one.context.state.launches]
+    assert verdicts == ["stopped", "failed", "stopped", "failed", "ready"]

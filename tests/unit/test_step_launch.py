@@ -20,6 +20,7 @@ from serverworld import (
 from deployer.errors import ConnectionLost, RemoteCommandFailed, StepFailed, Unreachable
 from deployer.events import JobStarted, Progress
 from deployer.model import Facts, PlanState
+from deployer.remote.jobs import StopProof
 from deployer.sglang.argv import API_KEY_ENV
 from deployer.sglang.compat import Problem
 from deployer.state import Launch
@@ -351,3 +352,20 @@ def test_the_known_good_launch_is_not_forgotten_for_many_that_failed(
     assert [one.id for one in own.launches[:2]] == ["n3", "n11"]
     assert own.launches[-1].verdict == "ready"
     assert len(own.launches) == 51
+
+
+def test_what_left_the_session_of_a_dead_launch_is_ended_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent(monkeypatch, READY)
+    seen = facts(fact(job=server_job(WANT, alive=False)))
+    jobs = FakeJobs([Script(list(UP))])
+    made, _ = context(WANT, state(), jobs)
+    step().apply(made, seen, step().plan(WANT, seen, made.state))
+    assert (jobs.stopped, len(jobs.started)) == ([IDENTITY.id], 1)
+
+    stuck = FakeJobs(proof=StopProof(False, ("pid 4300 python (marked, state D)",), "KILL"))
+    made, _ = context(WANT, state(), stuck)
+    with pytest.raises(StepFailed, match="could not be stopped"):
+        step().apply(made, seen, step().plan(WANT, seen, made.state))
+    assert stuck.started == []
