@@ -10,6 +10,7 @@ from deployer.errors import StepBlocked
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure
 from deployer.state import DeploymentState, Manifest
 from deployer.steps.base import Step, StepContext
+from deployer.steps.server_compat import refusal, settled_problems
 from deployer.steps.shards_download import download, job_name
 from deployer.steps.shards_facts import ShardsFact, shards_probe
 from deployer.steps.shards_figures import size_text
@@ -72,7 +73,8 @@ class ShardsStep(Step):
                 f"{manifest.repo} {manifest.asked} is {manifest.commit[:12]}: "
                 f"{len(manifest.files)} files, {total}"
             )
-            plan = self.plan(want, facts, state)
+            known = settled_problems(want, facts, manifest, want.variant_name)
+            plan = refusal(known, stands=True) if known else self.plan(want, facts, state)
             if plan.state is PlanState.BLOCKED:
                 raise StepBlocked(plan.reason, where=want.id, fix=plan.fix)
         if plan.state is PlanState.CHANGES:
