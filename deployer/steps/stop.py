@@ -18,13 +18,14 @@ from deployer.steps.launch_fit import outlook
 from deployer.steps.launch_ladder import Fall, first_rung
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import (
+    PortOwner,
     ServerFact,
     parse_server,
     problems_of,
     server_probe,
     server_script_text,
 )
-from deployer.steps.server_wanted import is_wanted
+from deployer.steps.server_wanted import is_wanted, server_job_name
 from deployer.steps.stop_argv import ask_parser
 from deployer.steps.stop_drain import drain
 from deployer.steps.stop_gpu import read_gpu_memory
@@ -140,7 +141,6 @@ class StopStep(Step):
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Stops what the plan names, then proves: no process, port free, GPU memory given back."""
-        want = context.want
         self._arguments_are_accepted(context, facts, plan)
         for change in plan.changes:
             data = change.action.data if isinstance(change.action, Procedure) else None
@@ -148,13 +148,13 @@ class StopStep(Step):
                 self._ours(context, data.job)
             elif isinstance(data, StopAdopted):
                 self._adopted(context, data)
-        self._port_is_free(context)
+        port = self._port_is_free(context, others_may_stay=plan.reason == ASKED_FOR)
         memory = self._gpu_memory(context)
         for launch in context.state.launches:
             if launch.verdict in {"starting", "ready", "good"}:
                 launch.verdict = "stopped"
         context.save()
-        context.note(f"stopped: no process left, port {want.port} free, {memory}")
+        context.note(f"stopped: no process left, {port}, {memory}")
 
     def _arguments_are_accepted(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """A server that serves is not stopped for arguments that its successor refuses."""
@@ -215,15 +215,28 @@ class StopStep(Step):
             raise still_there(want, f"pid {data.owner.pid}", survivors, str(answer.get("error")))
         context.note(f"adopted server, pid {data.owner.pid}: {answer['how']}")
 
-    def _port_is_free(self, context: StepContext) -> None:
+    def _port_is_free(self, context: StepContext, *, others_may_stay: bool) -> str:
+        """Waits until our processes are gone and the port is free; what became of it, in words.
+
+        With `others_may_stay` a process that is not ours may keep the port: none of ours will
+        follow there, and it is left alone.
+        """
         want, ends = context.want, self.now() + RELEASE_S
         script = server_script_text(want)
+
+        def marked(one: PortOwner) -> bool:
+            return one.job.split("/")[0] == server_job_name(want)
+
         while True:
             answer = context.on(want.guest).run(script, timeout_s=30)
             fact = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
             left = fact.job.members if fact.job else ()
             if fact.asked and not fact.listening and not left:
-                return
+                return f"port {want.port} free"
+            if others_may_stay and not left and fact.owners and not any(map(marked, fact.owners)):
+                told = "; ".join(f"pid {one.pid} ({one.command[:200]})" for one in fact.owners)
+                context.note(f"port {want.port} is held by {told}, which is left alone", "warning")
+                return f"port {want.port} held by another process"
             if self.now() >= ends:
                 who = [f"pid {owner.pid}: {owner.command[:200]}" for owner in fact.owners]
                 raise still_there(

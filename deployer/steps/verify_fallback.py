@@ -211,11 +211,16 @@ class Fallback:
 
     def _light(self, launch: Launch) -> str:
         want = self.context.want
+        fact = self.context.reprobe().get(ServerFact)
+        job = fact.job if fact is not None else None
+        # Without its session only the main process would count as the port's rightful owner.
+        session = job.identity.session if job is not None and job.identity.id == launch.id else 0
         command = {
             "do": "light",
             "pid": launch.pid,
             "start": launch.start,
             "boot": launch.boot,
+            "session": session,
             "model": want.playbook.model.served_name,
             "timeout_s": LIGHT_S,
         }

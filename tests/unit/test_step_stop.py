@@ -309,3 +309,27 @@ def test_a_reused_pid_is_not_our_job() -> None:
     seen = parse_server(ProbeOutput(0, text.encode(), b""))
     assert seen.job is not None
     assert not seen.job.alive
+
+
+@pytest.mark.parametrize(("job", "stays"), [("-", True), ("server-qwen/other", False)])
+def test_down_leaves_the_port_to_a_stranger_who_has_it(job: str, stays: bool) -> None:
+    clock = Clock()
+    own = state()
+    own.launches.append(Launch(id=IDENTITY.id, variant="mtp", started=1.0, verdict="good"))
+    seen_after = f"now_boot={BOOT}\nlisten=99\nowner=77 5 77 1 S {job} nginx -g daemon\n".encode()
+    guest = FakeTransport(lambda script: Answer(0, seen_after, b""))
+    host = FakeTransport(lambda script: Answer(0, FREE, b""))
+    jobs = FakeJobs()
+    made, events = context(WANT, own, jobs, host=host, guest=guest)
+    step = StopStep(clock.now, clock.sleep)
+    seen = facts(fact(job=server_job(WANT), owners=(owner(77, "nginx"),), listening=True))
+    if not stays:
+        # A process of ours that got away from its session is no stranger.
+        with pytest.raises(StepFailed, match="could not be stopped"):
+            step.apply(made, seen, step.down_plan(WANT, seen))
+        return
+    step.apply(made, seen, step.down_plan(WANT, seen))
+    assert jobs.stopped == [IDENTITY.id]
+    assert own.launches[0].verdict == "stopped"
+    assert any("nginx -g daemon), which is left" in getattr(one, "text", "") for one in events)
+    assert clock.time < 1010
