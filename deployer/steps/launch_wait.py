@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from deployer.errors import REFUSALS, Unreachable
+from deployer.errors import REFUSALS, StepFailed, Unreachable
 from deployer.remote.jobs import JobIdentity, JobStatus
 from deployer.sglang.derive import Seen
 from deployer.sglang.failures import Failure, classify, fatal_while_alive, telling_lines
@@ -28,6 +28,8 @@ LOOK_EVERY_S = 10.0
 """How often the workers are looked at while the server does not answer yet."""
 ORPHANED_S = 5.0
 """A server that sees a worker die ends itself within some 2 s, and its log then says why."""
+AGENT_TRIES = 5
+"""So often in a row the agent may fail: a machine that is full while weights load has no room."""
 TELL_EVERY_S = 5.0
 """A wait is told also when nothing moves: who reads sees it, and an interrupt ends it there."""
 
@@ -62,6 +64,7 @@ class LaunchWait:
     sleep: Callable[[float], None] = time.sleep
     log: LaunchLog = field(default_factory=LaunchLog)
     workers: Workers = field(default_factory=Workers)
+    agent_failures: int = 0
 
     def until_ready(self) -> Record:
         """The agent's answer that proves it: our pid, our port, our model, /health 200.
@@ -145,11 +148,15 @@ class LaunchWait:
         """The agent's answer; None when the connection failed: the next poll asks for how long."""
         try:
             answer = self._ask(do)
+            self.agent_failures = 0
             self.workers.look(answer, self.now())
             return answer
         except REFUSALS:
             raise
-        except Unreachable as error:
+        except (StepFailed, Unreachable) as error:
+            self.agent_failures += isinstance(error, StepFailed)
+            if self.agent_failures >= AGENT_TRIES:
+                raise
             self.context.note(f"the server could not be asked, trying again: {error}", "warning")
             return None
 

@@ -369,3 +369,28 @@ def test_what_left_the_session_of_a_dead_launch_is_ended_first(
     with pytest.raises(StepFailed, match="could not be stopped"):
         step().apply(made, seen, step().plan(WANT, seen, made.state))
     assert stuck.started == []
+
+
+@pytest.mark.parametrize(("failures", "survived"), [(4, True), (5, False)])
+def test_an_agent_that_fails_for_a_while_does_not_end_the_wait(
+    monkeypatch: pytest.MonkeyPatch, failures: int, survived: bool
+) -> None:
+    asked: list[Any] = []
+
+    def ask(*words: Any, **more: Any) -> list[Any]:
+        asked.append(words)
+        if len(asked) <= failures:
+            raise StepFailed("the agent on kpro5 ended with exit code 137")
+        return [READY]
+
+    monkeypatch.setattr(launch_wait, "ask", ask)
+    jobs = FakeJobs([Script(list(UP))])
+    made, _ = context(WANT, state(), jobs)
+    seen = facts(fact())
+    if survived:
+        step().apply(made, seen, step().plan(WANT, seen, made.state))
+        assert made.state.launches[-1].verdict == "ready"
+    else:
+        with pytest.raises(StepFailed, match="exit code 137"):
+            step().apply(made, seen, step().plan(WANT, seen, made.state))
+    assert jobs.stopped == []
