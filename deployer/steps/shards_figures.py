@@ -32,6 +32,8 @@ class Figures:
     retries: int = 0
     stalls: int = 0
     pause: float = 0.0
+    offline: bool = False
+    """The pause is our own: nobody is reached."""
     method: str = ""
     phase: str = ""
     parts: tuple[Part, ...] = ()
@@ -73,7 +75,9 @@ class Figures:
             )
             if count
         ]
-        if self.pause > 0:
+        if self.offline:
+            said.append("the Hub is out of reach, trying again")
+        elif self.pause > 0:
             said.append(f"waiting {self.pause:.0f} s as the Hub asked")
         return ", ".join(said)
 
@@ -100,6 +104,7 @@ def read_figures(line: str) -> Figures | None:
         retries=_whole(row, "retries"),
         stalls=_whole(row, "stalls"),
         pause=_number(row.get("pause")),
+        offline=row.get("offline") is True,
         method=str(row.get("method") or ""),
         phase=str(row.get("phase") or ""),
         parts=_parts(row.get("shards")),

@@ -447,3 +447,46 @@ def test_rehash_believes_nothing(hub: Hub, tmp_path: Path) -> None:
     assert worker.run("range") == 0, worker.log
     (worker.root / f"{name}.bad").unlink()
     assert worker.right()
+
+
+def line_with(worker: Worker, mark: bytes, within_s: float = 20) -> dict[str, Any]:
+    """The first progress line with `mark`, read while the worker lives."""
+    ends, data = time.monotonic() + within_s, b""
+    while time.monotonic() < ends:
+        data += os.read(worker.reader, 65536)
+        for line in data.split(b"\n")[:-1]:
+            if mark in line:
+                found: dict[str, Any] = json.loads(line)
+                return found
+    raise AssertionError(f"no line with {mark!r}: {data[-500:]!r}")
+
+
+def test_a_hub_that_is_away_for_a_while_costs_no_try(tmp_path: Path) -> None:
+    """A router that starts anew: refused connections in the middle, then all is as before."""
+    limits = {"idle_tries": 1, "backoff_s": 0.05, "max_backoff_s": 0.3, "max_pause_s": 30}
+    with Hub(tmp_path / "data", shards=2, mb=4, bps=800_000.0) as hub:
+        port = int(hub.url.rpartition(":")[2])
+        worker = Worker(hub, tmp_path, limits=limits)
+        process = worker.start("range")
+        assert line_with(worker, b'"phase": "downloading"')["tick"] >= 1
+        while not line_with(worker, b'"received"')["received"]:
+            assert process.poll() is None
+    assert line_with(worker, b'"offline": true')["pause"] > 0
+    with Hub(tmp_path / "data", port=port, shards=2, mb=4) as back:
+        worker.hub = back
+        assert worker.end(process) == 0
+        assert worker.right()
+    assert "is out of reach" in worker.log
+
+
+def test_a_hub_that_stays_away_is_given_up_in_time(tmp_path: Path) -> None:
+    limits = {"idle_tries": 1, "backoff_s": 0.05, "max_backoff_s": 0.3, "max_pause_s": 2}
+    with Hub(tmp_path / "data", shards=2, mb=4, bps=800_000.0) as hub:
+        worker = Worker(hub, tmp_path, limits=limits)
+        process = worker.start("range")
+        while not line_with(worker, b'"received"')["received"]:
+            assert process.poll() is None
+    assert worker.end(process) == 14
+    assert "trying again for 2 s" in worker.log
+    assert "refused" in worker.log
+    assert any(worker.root.glob("*.part")), "the bytes are kept"

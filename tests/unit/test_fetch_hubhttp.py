@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from typing import Any
 
 import pytest
 
-from deployer.agents.fetch.common import DENIED, GAVE_UP, MISMATCH, NOT_FOUND, Again, Fatal
+from deployer.agents.fetch.common import (
+    DENIED,
+    GAVE_UP,
+    MISMATCH,
+    NOT_FOUND,
+    Again,
+    Fatal,
+    Unreached,
+)
 from deployer.agents.fetch.hubhttp import Hub, Proxy, origin, placed, redirected, retry_after
 from deployer.agents.fetch.manifest import File, Job
 
@@ -36,6 +46,9 @@ class Wire:
 
     def __init__(self) -> None:
         self.sent: tuple[str, dict[str, str]] = ("", {})
+
+    def connect(self) -> None:
+        """Nobody is there, and nobody is needed."""
 
     def request(self, method: str, target: str, headers: dict[str, str]) -> None:
         self.sent = (target, headers)
@@ -177,3 +190,37 @@ def test_a_proxy_is_asked_with_the_whole_url_and_its_password_is_not_shown() -> 
     with pytest.raises(Fatal, match="the proxy p:3128 wants a user and password"):
         hub.check_status(FILE, denied, elsewhere=False)
     assert Proxy("http://p").headers == {} and Proxy("http://p").port == 80
+
+
+class Deaf(Wire):
+    """A way that leads nowhere."""
+
+    host, port = "h", 443
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__()
+        self.error = error
+
+    def connect(self) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(111, "refused"),
+        socket.gaierror(-3, "Temporary failure in name resolution"),
+        socket.timeout("timed out"),  # noqa: UP041 - Python 3.9 on the target
+        OSError(113, "No route to host"),
+    ],
+)
+def test_who_is_not_reached_is_told_apart(error: OSError) -> None:
+    wire: Any = Deaf(error)
+    with pytest.raises(Unreached, match="h:443: "):
+        HUB.ask(wire, "https://h/x", "")
+
+
+def test_a_certificate_that_is_not_trusted_is_no_outage() -> None:
+    wire: Any = Deaf(ssl.SSLCertVerificationError("self-signed"))
+    with pytest.raises(ssl.SSLError):
+        HUB.ask(wire, "https://h/x", "")

@@ -341,5 +341,7 @@ def test_a_broken_progress_line_is_none_and_a_wrong_figure_is_zero() -> None:
 
 
 def test_a_pause_and_a_phase_are_said() -> None:
+    away = Figures(pause=30, offline=True, files=2).words()
+    assert "out of reach" in away and "as the Hub asked" not in away
     words = Figures(pause=12, phase="hashing", files=2).words()
     assert words == "0 bytes/s, 0 of 2 files, hashing, waiting 12 s as the Hub asked"

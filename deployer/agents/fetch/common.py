@@ -51,6 +51,10 @@ class Again(Exception):
         self.range_refused = range_refused
 
 
+class Unreached(Again):
+    """Not even a connection came about: no name, no route, refused, or no answer."""
+
+
 class Stopped(Exception):
     """Another worker met a fatal error; the bytes so far are kept."""
 

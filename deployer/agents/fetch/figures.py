@@ -29,7 +29,7 @@ class Figures:
         self.bytes = self.files_done = self.stalls = self.ticks = 0
         self.method, self.phase = "", "starting"
         self.shards: list[tuple[str, int, int]] = []
-        self.pause = 0
+        self.pause, self.offline = 0, False
         self.ended = {"received": 0, "moved": 0, "retries": 0}
         self.current = dict(self.ended)
         self.history: deque[tuple[float, int]] = deque()
@@ -40,6 +40,7 @@ class Figures:
             self.ended[name] += value
         self.current = dict.fromkeys(self.ended, 0)
         self.method, self.phase, self.pause = method, "starting", 0
+        self.offline = False
 
     def take(self, row: Mapping[str, Any]) -> None:
         """The line of the worker. Its counters never fall either, whatever it says."""
@@ -47,7 +48,7 @@ class Figures:
             self.current[name] = max(self.current[name], whole(row, name))
         self.current["moved"] = max(self.current["moved"], self.current["received"])
         self.phase = str(row.get("phase") or "downloading")
-        self.pause = whole(row, "pause")
+        self.pause, self.offline = whole(row, "pause"), row.get("offline") is True
 
     def sum(self, name: str) -> int:
         """received, moved or retries, of all workers."""
@@ -86,6 +87,7 @@ class Figures:
                 "method": self.method,
                 "phase": self.phase,
                 "shards": [list(shard) for shard in biggest],
+                **({"offline": True} if self.offline else {}),
             }
         )
 

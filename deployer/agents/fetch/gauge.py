@@ -38,6 +38,7 @@ class Gauge:
         self.total, self.files, self.method = total, files, method
         self.bytes = self.moved = self.received = self.retries = self.files_done = 0
         self.pause_until = 0.0
+        self.outage_since = self.offline_until = 0.0
         self.trouble = ""
         self.shards: Shards = list
         self.phase: Callable[[], str] = lambda: "downloading"
@@ -51,6 +52,21 @@ class Gauge:
             self.bytes += valid
             self.moved += moved
             self.received += received
+            if received:
+                self.outage_since = self.offline_until = 0.0
+
+    def outage(self, wait_s: float) -> float | None:
+        """Nobody is reached, and the next try ends in `wait_s`: how long that has lasted.
+
+        None when nothing was ever received: then it is no outage, but a wrong address.
+        """
+        with self.lock:
+            if not self.received:
+                return None
+            now = time.monotonic()
+            self.outage_since = self.outage_since or now
+            self.offline_until = now + wait_s
+            return now - self.outage_since
 
     def retry(self, pause_s: float, why: str) -> None:
         """Counts a retry; `pause_s` above 0 holds the whole pool back for so long."""
@@ -89,12 +105,13 @@ class Gauge:
                 "files": self.files,
                 "retries": self.retries,
                 "stalls": 0,
-                "pause": max(0, int(self.pause_until - now)),
+                "pause": max(0, int(max(self.pause_until, self.offline_until) - now)),
                 "moved": self.moved,
                 "method": self.method,
                 "phase": phase,
                 "shards": [list(shard) for shard in shards],
                 **({"trouble": self.trouble} if self.trouble else {}),
+                **({"offline": True} if self.offline_until > now else {}),
             }
 
     def line(self) -> str:

@@ -21,6 +21,7 @@ from deployer.agents.fetch.common import (
     UNTRUSTED,
     Again,
     Fatal,
+    Unreached,
 )
 from deployer.agents.fetch.manifest import File, Job
 
@@ -218,12 +219,21 @@ class Hub:
         if self.proxy and parts.scheme == "http":
             target = f"http://{parts.netloc.rpartition('@')[2]}{target}"
             headers.update(self.proxy.headers)
+        self.reach(connection)
+        connection.request("GET", target, headers=headers)
+
+    def reach(self, connection: http.client.HTTPConnection) -> None:
+        """Connects. Raises Unreached, Fatal, and ssl.SSLError (whom we reach is another matter)."""
         try:
-            connection.request("GET", target, headers=headers)
+            connection.connect()
+        except ssl.SSLError:
+            raise
         except OSError as error:
             if self.proxy and "Tunnel connection failed: 407" in str(error):
                 raise Fatal(DENIED, f"{self.proxy} wants a user and password (407)") from error
-            raise
+            via = f" (through {self.proxy})" if self.proxy else ""
+            place = f"{connection.host}:{connection.port}"
+            raise Unreached(f"{place}: {type(error).__name__}: {error}{via}") from error
 
     def answer(
         self, connection: http.client.HTTPConnection, sock: socket.socket

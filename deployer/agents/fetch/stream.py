@@ -18,6 +18,7 @@ from deployer.agents.fetch.common import (
     Again,
     Fatal,
     Stopped,
+    Unreached,
     log,
     warn,
 )
@@ -28,6 +29,8 @@ from deployer.agents.fetch.part import Part
 from deployer.agents.fetch.pieces import Span
 from deployer.agents.fetch.throttle import Throttle
 
+OUTAGE_TRY_S = 10.0
+"""Between two tries while nobody is reached, at most."""
 FLUSH_S = 0.02
 """Bytes wait no longer for their block to fill: what comes slowly is on disk soon."""
 
@@ -143,6 +146,8 @@ class Stream:
             except Again as error:
                 again = error
             self.stop.check()  # what was cut off for the end is no failure
+            if isinstance(again, Unreached) and self.sits_out(again):
+                continue
             self.count_refusal(again)
             idle = 0 if self.span.at > before else idle + 1
             poor += self.span.at - before < BLOCK
@@ -150,6 +155,21 @@ class Stream:
                 break
             self.back_off(again, idle)
         raise Fatal(GAVE_UP, f"{self.name}: gave up at {self.place} bytes: {again}")
+
+    def sits_out(self, again: Again) -> bool:
+        """Waits while nobody is reached, in the middle of a download: a router that starts anew
+        costs no try. False when that has lasted `max_pause_s`, or nothing ever came.
+        """
+        wait = min(OUTAGE_TRY_S, self.limits.max_backoff_s)
+        lasted = self.gauge.outage(wait + self.limits.recv_timeout_s + 2)
+        if lasted is None or lasted >= self.limits.max_pause_s:
+            return False
+        self.gauge.retry(0, f"{self.name}: {again}")
+        if not lasted:
+            most = f"{self.limits.max_pause_s:g} s"
+            warn(f"{self.hub.endpoint} is out of reach ({again}); trying again for {most}")
+        self.stop.event.wait(wait * random.uniform(0.5, 1))
+        return True
 
     def warn_silence(self) -> None:
         wait = f"{self.limits.recv_timeout_s:g} s"
