@@ -60,7 +60,7 @@ def hide(title, new_session, bare):
 
 hide("sglang::schedul", False, True)
 hide("kworker/0:1", True, False)
-shm = os.open("/dev/shm/psm_" + name, os.O_RDWR | os.O_CREAT, 0o600)
+shm = os.open("/dev/shm/torch_" + name, os.O_RDWR | os.O_CREAT, 0o600)
 os.ftruncate(shm, 4096)
 memory = mmap.mmap(shm, 4096)
 odd = os.open("/dev/shm/odd-" + name, os.O_RDWR | os.O_CREAT, 0o600)
@@ -116,7 +116,7 @@ class Stage:
 
     @property
     def shm(self) -> Path:
-        return Path("/dev/shm") / f"psm_{self.name}"
+        return Path("/dev/shm") / f"torch_{self.name}"
 
     @property
     def odd(self) -> Path:
@@ -228,14 +228,14 @@ def test_nobody_hides_and_nothing_is_left(begin: Callable[..., Stage]) -> None:
 
 
 def test_what_is_not_provably_ours_stays(begin: Callable[..., Stage]) -> None:
-    early = Path("/dev/shm") / f"psm_early{os.getpid()}"
+    early = Path("/dev/shm") / f"torch_early{os.getpid()}"
     early.write_bytes(b"before the launch")
     past = time.time() - 3600
     os.utime(early, (past, past))
     stage = begin()
-    used = Path("/dev/shm") / f"psm_used{os.getpid()}"
-    other = Path("/dev/shm") / f"psm_other{os.getpid()}"
-    foreign = Path("/dev/shm") / f"data-{os.getpid()}"
+    used = Path("/dev/shm") / f"torch_used{os.getpid()}"
+    other = Path("/dev/shm") / f"torch_other{os.getpid()}"
+    foreign = Path("/dev/shm") / f"psm_{os.getpid()}"
     bound = Path(tempfile.gettempdir()) / f"tmpb{os.getpid() % 10**7:07d}"
     for path in (used, other, foreign):
         path.write_bytes(b"x" * 10)

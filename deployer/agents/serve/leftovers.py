@@ -24,7 +24,10 @@ Key = tuple[int, int]
 """Device and inode."""
 
 SHM = "/dev/shm"
-SHM_NAME = re.compile(r"^(?:nccl-|psm_|sem\.|torch_|sglang|shm_broadcast|cuda\.shm\.|mp-|pym-)")
+SHM_NAME = re.compile(r"^(?:nccl-|torch_|sglang|shm_broadcast)")
+"""Names that the engine's own libraries give. Others (`sem.*`, `psm_*`) may be those of a program
+that opens them again later: they go only when the launch was seen to hold them.
+"""
 SOCKET_NAME = re.compile(r"^(?:tmp[a-z0-9_]{8}|sglang[\w.-]*|[0-9a-f]{8}-[0-9a-f-]{27})$")
 """What Python's tempfile and uuid name the ZeroMQ sockets of SGLang."""
 SLACK_S = 2.0
