@@ -7,8 +7,6 @@ longest.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import settings
 
@@ -20,16 +18,21 @@ settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
 
 
-def _rank(item: pytest.Item) -> tuple[int, int]:
-    folder = Path(item.path).parent.name
-    known = ORDER.index(folder) if folder in ORDER else len(ORDER)
-    return (0 if LAB in getattr(item, "fixturenames", ()) else 1, known)
+def _uses_lab(item: pytest.Item) -> bool:
+    """By its fixtures; a module that asks for them by name at run time says USES_LAB."""
+    named = LAB in getattr(item, "fixturenames", ())
+    return named or bool(getattr(getattr(item, "module", None), "USES_LAB", False))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Groups for xdist; the lab's tests first."""
-    items.sort(key=_rank)
+    """Groups for xdist; the lab's files first."""
+    lab = {item.path for item in items if _uses_lab(item)}
+
+    def rank(item: pytest.Item) -> tuple[bool, int]:
+        folder = item.path.parent.name
+        return item.path not in lab, ORDER.index(folder) if folder in ORDER else len(ORDER)
+
+    items.sort(key=rank)
     for item in items:
-        lab = LAB in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("lab" if lab else Path(item.path).stem))
+        item.add_marker(pytest.mark.xdist_group("lab" if item.path in lab else str(item.path)))
