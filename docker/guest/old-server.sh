@@ -27,6 +27,12 @@ start)
     ;;
 stop)
     if alive; then kill "$(cat "$pidfile")"; fi
+    n=0
+    while alive; do
+        n=$((n + 1))
+        [ $n -lt 100 ] || { echo "old server does not end" >&2; exit 1; }
+        sleep 0.1
+    done
     rm -f "$pidfile"
     ;;
 *) echo "usage: old-server.sh start|stop" >&2; exit 2 ;;

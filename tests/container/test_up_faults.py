@@ -288,10 +288,11 @@ def test_stall_is_noticed_and_resumed(deployed: Project, guest: Machine, fault: 
     began = time.monotonic()
     done = deployed.deploy("up", "kpro5", "--only", "shards").ok()
     seconds = time.monotonic() - began
-    stalled = [row for row in done.err.splitlines() if "stalled at " in row]
+    # One silent connection is dropped by the agent itself, in half of the stall time.
+    stalled = [row for row in done.err.splitlines() if "no byte for " in row]
     assert 1 <= len(stalled) <= 2, done.err
     for row in stalled:
-        assert f"for {STALL_S} s; killed, resuming" in row
+        assert f"no byte for {STALL_S / 2:g} s at " in row and "reconnecting" in row
     assert seconds < len(stalled) * (STALL_S + 6) + 15
     # The hub serves both hosts: this figure holds only while nothing else downloads.
     sent = sum(one["sent"] for one in hub("/_stats")["log"][seen:] if one["where"] == "cdn")

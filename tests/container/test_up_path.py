@@ -216,7 +216,7 @@ def test_down_leaves_nothing(deployed: Deployed) -> None:
     again = box.project.deploy("down", "kpro5").ok()
     assert "nothing to do" in again.err
     document = json.loads(box.project.deploy("--json", "status", "kpro5").ok().out)
-    assert document["hosts"][0]["deployments"][0]["state"] in {"ended", "none"}
+    assert document["hosts"][0]["deployments"][0]["state"] == "stopped"
 
 
 def test_up_after_a_reboot_only_launches(lab: Lab, deployed: Deployed) -> None:
