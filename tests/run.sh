@@ -50,7 +50,7 @@ case "${1-all}" in
     unit | scripts)
         folder=tests/$1
         shift
-        exec .venv/bin/python -m pytest "$folder" "$@"
+        exec .venv/bin/python -m pytest -n 3 --dist loadfile "$folder" "$@"
         ;;
     all) [ $# -eq 0 ] || shift ;;
     container) shift; set -- tests/container "$@" ;;

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "docker" / "hub"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from fetchworld import alive, gone
 from hub import Hub
 from localjob import VENV, LocalJob, kill

@@ -266,7 +266,7 @@ def test_a_hub_that_stays_silent_ends_at_the_deadline(
 def test_a_hung_question_does_not_keep_the_process(stub: Stub) -> None:
     stub.on["auth-check"] = None
     code = (
-        "from deployer import hub; from tests.unit.test_hub_access import playbook\n"
+        "from deployer import hub; from tests.scripts.test_hub_access import playbook\n"
         "hub.QUESTION_S = 0.2\n"
         f"try: hub.fetch_manifest(playbook({stub.url!r}), None, deadline_s=0.4)\n"
         "except hub.HubSilent: print('silent')\n"
@@ -404,7 +404,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str | None], HubErr
     def ask(endpoint: str, **env: str) -> str:
         code = (
             "import sys\nfrom deployer import hub\n"
-            "from tests.unit.test_hub_access import playbook\n"
+            "from tests.scripts.test_hub_access import playbook\n"
             "hub._pause = lambda _: 0.01\n"
             "try: hub.fetch_manifest(playbook(sys.argv[1]), None, deadline_s=5); print('ok')\n"
             "except hub.HubError as e: print(type(e).__name__, e.exit_code, e, '|', e.fix)\n"
