@@ -1,6 +1,6 @@
-"""How the tests share three processes: what uses the container lab goes one after another.
+"""How the tests share two processes: what uses the container lab goes one after another.
 
-`tests/run.sh` runs with `-n 3 --dist loadfile`. A file's tests stay together, since many share
+`tests/run.sh` runs with `-n 2 --dist loadfile`. A file's tests stay together, since many share
 what one of them set up; the files that use the lab are one group, and it starts first, as the
 longest.
 """

@@ -64,8 +64,8 @@ checks=0
 .venv/bin/mypy || checks=1
 .venv/bin/lint-imports || checks=1
 status=0
-# Three processes: most of the time is waiting. tests/conftest.py says what stays together.
-.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+# Two processes: half of the time is waiting. tests/conftest.py says what stays together.
+.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=$?
 [ $checks = 0 ] || {
     say "ruff, mypy or lint-imports failed: see above the tests"
     [ $status -ne 0 ] || status=1

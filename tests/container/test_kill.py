@@ -204,14 +204,16 @@ def test_jobs_are_joined_and_it_is_said(lab: Lab, story: Story) -> None:
         for event in run.named("job_started")
         if event["attached"]
     }
-    assert {"venv", "launch"} <= set(joined), joined.keys()
+    assert "venv" in joined, joined.keys()
     guest = lab.guests[HOST]
-    for name in ("venv-tiny", "driver-userspace"):
+    # A server that listens by the time of the next look is not joined, but found serving.
+    once = () if "launch" in joined else ("server-tiny",)
+    for name in ("venv-tiny", "driver-userspace", *once):
         made = guest.sh(f'ls "{JOBS}/{name}"').ok().out.split()
         assert len([one for one in made if one != "current"]) == 1, (name, made)
     said = "\n".join(run.said for run in story.runs)
     assert "joined running job venv-tiny/" in said
-    assert "joined running job server-tiny" in said
+    assert once or "joined running job server-tiny" in said
 
 
 def test_bytes_are_not_fetched_twice(story: Story) -> None:
