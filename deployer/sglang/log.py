@@ -73,7 +73,6 @@ class LaunchLog:
     weight_use: dict[str, float] = field(default_factory=dict)
     """GiB that the target's weights took, by rank."""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    seen_bytes: int = 0
     _decoder: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace"), repr=False
     )
@@ -82,7 +81,6 @@ class LaunchLog:
     def feed(self, data: bytes) -> bool:
         """Reads the next bytes; True when phase or progress changed."""
         before = (self.phase, self.shards, self.graphs, self.stage)
-        self.seen_bytes += len(data)
         pieces = re.split(r"[\r\n]", self._partial + self._decoder.decode(data))
         self._partial = pieces.pop()[-MAX_PARTIAL:]
         for line in pieces:
