@@ -21,6 +21,20 @@ from deployer.steps.server_wanted import LaunchNote, fingerprint
 BOOT = "f134fadd-f7ce-427f-87fc-5628b2e07360"
 IDENTITY = JobIdentity("server-qwen", "20261130-065012-ab12", 4242, 1000, BOOT, 4240)
 MANIFEST = Manifest(repo="acme/tiny", asked="main", commit="c0ffee", files=[])
+READY = {
+    "do": "ready",
+    "ok": True,
+    "alive": True,
+    "owned": True,
+    "listening": True,
+    "owners": [{"pid": 4242, "title": "python"}],
+    "members": [{"pid": 4242, "start": 1000, "title": "python"}],
+    "models": {"status": 200, "ids": ["tiny"], "error": ""},
+    "health": 200,
+}
+"""The serve agent's word for a server that serves."""
+UP = [b"[x] Load weight begin. a\n", b"[x] INFO: Uvicorn running on http://0.0.0.0:30000\n"]
+"""The log of a launch that comes up."""
 MTP: dict[str, ArgValue] = {
     "speculative-algorithm": "NEXTN",
     "speculative-num-steps": 3,

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 from serverworld import (
     IDENTITY,
+    MTP,
+    READY,
+    UP,
     Clock,
     FakeJobs,
     Script,
@@ -46,26 +49,7 @@ STORY: dict[str, Any] = {
     "max-running-requests": 16,
     "mamba-full-memory-ratio": 0.5,
 }
-MTP = {
-    "speculative-algorithm": "NEXTN",
-    "speculative-num-steps": 3,
-    "speculative-eagle-topk": 1,
-    "speculative-num-draft-tokens": 4,
-    "mamba-scheduler-strategy": "extra_buffer",
-}
 WANT = deployment(serve={"args": STORY})
-READY = {
-    "do": "ready",
-    "ok": True,
-    "alive": True,
-    "owned": True,
-    "listening": True,
-    "owners": [{"pid": 4242, "title": "python"}],
-    "members": [{"pid": 4242, "start": 1000, "title": "python"}],
-    "models": {"status": 200, "ids": ["tiny"], "error": ""},
-    "health": 200,
-}
-UP = [b"[x] Load weight begin. a\n", b"[x] INFO: Uvicorn running on http://0.0.0.0:30000\n"]
 BEGIN = (
     "[x TP0] Load weight begin. avail mem={0} GB\n[x TP1] Load weight begin. avail mem={0} GB\n"
     "[x TP0] Load weight end. elapsed=1 s, type=Q, avail mem=20 GB, mem usage=25.64 GB.\n"

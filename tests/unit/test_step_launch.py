@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from serverworld import (
     IDENTITY,
+    READY,
+    UP,
     Clock,
     FakeJobs,
     Script,
@@ -30,18 +32,6 @@ from deployer.steps.launch import LaunchStep
 from deployer.steps.server_wanted import LaunchNote
 
 WANT = deployment()
-READY = {
-    "do": "ready",
-    "ok": True,
-    "alive": True,
-    "owned": True,
-    "listening": True,
-    "owners": [{"pid": 4242, "title": "python"}],
-    "members": [{"pid": 4242, "start": 1000, "title": "python"}],
-    "models": {"status": 200, "ids": ["tiny"], "error": ""},
-    "health": 200,
-}
-UP = [b"[x] Load weight begin. a\n", b"[x] INFO: Uvicorn running on http://0.0.0.0:30000\n"]
 OOM = (
     b"[x] Load weight begin. a\nRuntimeError: Not enough memory. Please try to increase "
     b"--mem-fraction-static.\n[x] Received sigquit from a child process.\n"
