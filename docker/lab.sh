@@ -173,7 +173,7 @@ make_deployer() {
         say "installing the deployer into docker/.build/venv"
     fi
     if have uv; then
-        UV_PROJECT_ENVIRONMENT=$build/venv uv sync -q --no-dev --project "$root" >"$build/venv.log" 2>&1
+        SSL_CERT_FILE=${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt} UV_PROJECT_ENVIRONMENT=$build/venv uv sync -q --no-dev --project "$root" >"$build/venv.log" 2>&1
     else
         python3 -m venv "$build/venv" >"$build/venv.log" 2>&1 &&
             "$build/venv/bin/python" -m pip install -q -e "$root" >>"$build/venv.log" 2>&1

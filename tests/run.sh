@@ -53,6 +53,8 @@ need_venv() {
         python3 -m venv .venv
         .venv/bin/python -m pip install -q --disable-pip-version-check uv
     fi
+    # uv brings certificates of its own; the machine's hold a company proxy's too.
+    export SSL_CERT_FILE="${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}"
     .venv/bin/uv sync -q --frozen --inexact
 }
 
