@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -95,10 +96,23 @@ class WriteFile:
     path: str
     content: bytes = field(repr=False)
     mode: int = 0o644
+    before: bytes | None = field(default=None, repr=False)
+    """What `path` holds now, b"" for no file: dry-run then shows a diff, and apply writes only
+    while that is still so. None: not known, or not to be shown."""
 
     def describe(self) -> str:
-        """What dry-run prints."""
-        return f"write {self.path} ({len(self.content)} bytes, mode {self.mode:04o})"
+        """What dry-run prints: one line, and the diff when `before` is known."""
+        head = f"write {self.path} ({len(self.content)} bytes, mode {self.mode:04o})"
+        return "\n".join((head, *self.diff()))
+
+    def diff(self) -> list[str]:
+        """Unified, without line ends; empty when `before` is not known."""
+        if self.before is None:
+            return []
+        old, new = (
+            text.decode("utf-8", "replace").splitlines() for text in (self.before, self.content)
+        )
+        return list(difflib.unified_diff(old, new, f"a{self.path}", f"b{self.path}", lineterm=""))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import assert_never
 from deployer import errors
 from deployer.events import ChangeDone, ChangeStarted
 from deployer.model import Change, Plan, Procedure, RunJob, Shell, WriteFile
-from deployer.remote.files import write_atomic
+from deployer.remote.files import read_file, write_atomic
 from deployer.remote.jobs import JobIdentity, JobOverdue, Jobs, JobStatus, new_job_id
 from deployer.steps.base import StepContext
 
@@ -47,7 +47,7 @@ def run_change(context: StepContext, change: Change) -> None:
         case Shell():
             _run_shell(context, change.title, action)
         case WriteFile():
-            write_atomic(context.on(action.where), action.path, action.content, action.mode)
+            _write_file(context, change.title, action)
         case RunJob():
             _run_job(context, change.title, action)
         case Procedure():
@@ -58,6 +58,19 @@ def run_change(context: StepContext, change: Change) -> None:
             )
         case _:
             assert_never(action)
+
+
+def _write_file(context: StepContext, title: str, action: WriteFile) -> None:
+    transport = context.on(action.where)
+    if action.before is not None:
+        now = read_file(transport, action.path) or b""
+        if now != action.before:
+            raise errors.StepFailed(
+                f"{title}: {action.path} is no longer what the plan was made from",
+                where=transport.name,
+                fix="somebody else changed it; run again to plan with what it holds now",
+            )
+    write_atomic(transport, action.path, action.content, action.mode)
 
 
 def _run_shell(context: StepContext, title: str, action: Shell) -> None:

@@ -238,3 +238,27 @@ def test_a_procedure_is_the_steps_own_work() -> None:
     made, _ = context(ScriptedTransport())
     with pytest.raises(errors.StepFailed, match="step venv must override apply"):
         run_changes(made, plan(Procedure(Where.HOST, "do it")))
+
+
+def test_a_file_is_shown_as_a_diff_and_written_while_it_is_still_that(
+    local: tuple[Context, list[Event]], tmp_path: Path
+) -> None:
+    path = tmp_path / "vfio.conf"
+    path.write_text("options a\nids\n")
+    action = WriteFile(Where.HOST, str(path), b"options a\n# ids\n", before=b"options a\nids\n")
+    assert action.describe().splitlines() == [
+        f"write {path} (16 bytes, mode 0644)",
+        f"--- a{path}",
+        f"+++ b{path}",
+        "@@ -1,2 +1,2 @@",
+        " options a",
+        "-ids",
+        "+# ids",
+    ]
+    run_changes(local[0], Plan.change("x", Change("edit", "x", action)))
+    assert path.read_text() == "options a\n# ids\n"
+    with pytest.raises(errors.StepFailed, match="no longer what the plan was made from"):
+        run_changes(local[0], Plan.change("x", Change("edit", "x", action)))
+    new = WriteFile(Where.HOST, str(tmp_path / "new"), b"x\n", before=b"")
+    assert new.diff()[-1] == "+x"
+    run_changes(local[0], Plan.change("x", Change("new", "x", new)))
