@@ -23,7 +23,7 @@ STAMP = re.compile(
 )
 """What journald, a container runtime or compose writes before each line."""
 BEGIN = re.compile(r"'python -m sglang\.launch_server' is still supported")
-ARGS = re.compile(r"\bserver_args=ServerArgs\(")
+ARGS = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 DEATH = re.compile(
     r"[Rr]eceived sigquit|SIGQUIT received|SIGTERM received|crashed with exit code"
     r"|^\[[^\]]*\] (?:Scheduler|\w+Manager|DataParallelController) hit an exception"

@@ -20,7 +20,7 @@ MISLEADING = re.compile(
     r"|CUDA kernel errors might be asynchronously|For debugging consider passing CUDA_LAUNCH"
     r"|Compile with `TORCH_USE_CUDA_DSA`|leaked semaphore|resource_tracker: |Ignore import error"
     r"|still supported, but 'sglang serve'|warnings\.warn\(|Gracefully exiting"
-    r"|Example: sglang serve|server_args=ServerArgs|has no attribute 'path'"
+    r"|Example: sglang serve|server_args=(?:ServerArgs|\{)|has no attribute 'path'"
     r"|\[http_server\] Error: "
 )
 """Lines that are never shown as a cause."""

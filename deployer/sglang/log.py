@@ -27,7 +27,9 @@ PHASES = (
 SHARDS = re.compile(
     r"(?:Loading \w+ checkpoint|Multi-thread loading) shards:\s+\d+% Completed \| (\d+)/(\d+)"
 )
-GRAPHS = re.compile(r"(?:Capturing|Compiling) (?:batches|num tokens)[^|]*\|[^|]*\| (\d+)/(\d+)")
+GRAPHS = re.compile(
+    r"(?:Capturing|Compiling) (?:batches|num tokens|prefill shape)[^|]*\|[^|]*\| (\d+)/(\d+)"
+)
 COMPILING = re.compile(r"DeepGEMM (?:warmup|JIT)|JIT Pre-Compile|\b[Aa]utotun(?:e|ing)\b")
 """Kernels are made, which takes minutes wherever in a start it happens."""
 FIGURES = re.compile(r"^\[[^\]]*\] max_total_num_tokens=\d+,")
@@ -38,18 +40,26 @@ MEMORY = re.compile(
     r"^\[[^\]\[]*?(?P<rank> [A-Z]{2}\d[^\]]*)?\] Load weight "
     r"(?:begin\. avail mem=(?P<before>[\d.]+)|end\. .*mem usage=(?P<usage>[\d.]+)) GB"
 )
+CAPTURE = re.compile(
+    r"Capture (?:(?:target |draft )?[\w ]*cuda graph|single-CG draft extend) begin", re.IGNORECASE
+)
 MARKS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("ready", READY_LINE),
     ("warmup", re.compile(r"^(?:\[[^\]]*\] )?INFO: +Uvicorn running on ")),
     ("server", re.compile(r"Started server process \[\d+\]|^\[[^\]]*\] max_total_num_tokens=\d+,")),
-    ("graphs", re.compile(r"Capture (?:target |draft )?[\w ]*cuda graph begin", re.IGNORECASE)),
+    ("graphs", CAPTURE),
     ("mamba", re.compile(r"Mamba Cache is allocated\.")),
-    ("kv", re.compile(r"KV Cache is allocated\.|Using KV cache dtype")),
+    ("kv", re.compile(r"KV Cache (?:is allocated|VA upper bound)\.|Using KV cache dtype")),
     ("weights", re.compile(r"Load weight begin\.")),
-    ("distributed", re.compile(r"Init torch distributed begin\.")),
+    ("distributed", re.compile(r"Init (?:torch distributed|parallel) begin\.")),
     ("tokenizer", re.compile(r"^\[[^\]]*\] (?:Tokenizer|Loading tokenizer|Using default Hugg)")),
-    ("args", re.compile(r"server_args=ServerArgs\(")),
+    ("args", re.compile(r"server_args=(?:ServerArgs\(|\{)")),
 )
+"""Of 0.5.9 and 0.5.11, and of 0.5.23, which prints its arguments as a dict (entrypoints/engine.py),
+says `Init parallel` (distributed/bootstrap.py) and `VA upper bound` where pools are sized after the
+capture (mem_cache/memory_pool.py), and names a captured role: `target verify CUDA graph`
+(model_runner_components/cuda_graph_setup.py).
+"""
 TAIL_LINES = 5000
 """Eight ranks that die write some 800 lines; the cause is in the first of them."""
 MAX_PARTIAL = 1 << 20

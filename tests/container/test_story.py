@@ -205,7 +205,7 @@ def test_0_5_23_runs_it_as_it_is(story: Story) -> None:
     launch = story.launch()
     assert launch["verdict"] == "good"
     log = story.deploy("logs", "kpro5", "-n", "1000").ok().out
-    assert "mamba_radix_cache_strategy='extra_buffer'" in log
+    assert "'mamba_radix_cache_strategy': 'extra_buffer'" in log
     assert "Capture target verify CUDA graph end." in log
 
 

@@ -264,3 +264,9 @@ def test_every_recorded_log_and_its_cuts() -> None:
             assert early != "ready" or 0 < claim < cut - 13, (name, cut)
             if found.outcome == "ready":
                 assert early in ("ready", "unfinished"), (name, cut)
+
+
+def test_two_starts_of_0_5_23_are_told_apart() -> None:
+    begin = b"[2026-11-30 02:51:30] server_args={'model_path': '/m', 'tp_size': 1}\n"
+    found = diagnose(b"".join([begin, TRACE, b"RuntimeError: x\n", begin, READY]))
+    assert (found.outcome, found.launches) == ("ready", 2)

@@ -33,6 +33,8 @@ class ServerArgs:
 
     def __repr__(self) -> str:
         shown = {k: v for k, v in vars(self).items() if k != "model_config"}
+        if NEW:
+            return repr(shown)
         return f"ServerArgs({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
     def __post_init__(self) -> None:
