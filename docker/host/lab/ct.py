@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import time
+from typing import NoReturn
 
 from ctconf import Conf, die
 
@@ -193,3 +194,9 @@ def shut_down(vmid: str, seconds: float, force: bool) -> None:
 def enter_argv(vmid: str) -> list[str]:
     """nsenter up to the command. The caller has checked that the guest runs."""
     return ["nsenter", "-t", str(init_pid(vmid)), "-m", "-u", "-p", "--"]
+
+
+def attach(vmid: str, words: list[str], env: dict[str, str]) -> NoReturn:
+    """Becomes the command inside; its death leaves the inner process running, as lxc-attach's."""
+    launcher = ["/usr/bin/python3", "-I", "/usr/lib/lab/attach.py", vmid]
+    os.execve("/usr/bin/nsenter", [*enter_argv(vmid), *launcher, *words], env)
