@@ -194,6 +194,7 @@ class Engine:
                 plan.reason,
                 plan.fix,
                 tuple(change.to_dict() for change in plan.changes),
+                plan.notes,
             )
         )
 

@@ -53,6 +53,7 @@ class StepPlanned(Event):
     reason: str = ""
     fix: str = ""
     changes: tuple[dict[str, str], ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -191,6 +191,12 @@ class Plan:
     exit_code: int = 1
     stands: bool = False
     """A refusal that no earlier step can lift: it is told before any step acts."""
+    notes: tuple[str, ...] = ()
+    """Facts behind the decision, a line each; `plan` and `doctor` show them below the reason."""
+
+    def noted(self, *lines: str) -> Plan:
+        """The same decision with these facts below it."""
+        return replace(self, notes=(*self.notes, *lines))
 
     @classmethod
     def nothing(cls, reason: str) -> Plan:

@@ -113,6 +113,7 @@ class PlainRenderer:
 
     def _planned(self, event: ev.StepPlanned) -> list[str]:
         lines = [f"{MARKS[event.state]} {event.step:<10} {_words(event)}"]
+        lines += [f"      {note}" for note in event.notes]
         for change in event.changes:
             lines.append(f"    + {change['title']}  [{change['where']}]")
             lines.append(f"      because {change['reason']}")

@@ -58,6 +58,7 @@ def plan_document(outcome: Outcome | None) -> list[dict[str, Any]]:
             "state": plan.state.value,
             "reason": plan.reason,
             "fix": plan.fix,
+            "notes": list(plan.notes),
             "changes": [change.to_dict() for change in plan.changes],
         }
         for name, plan in outcome.plans.items()
