@@ -118,12 +118,15 @@ class Engine:
             self.bus.emit(StepStarted(self.want.host_name, self.want.id, step.name))
             if self.on_step is not None:
                 self.on_step(step.name)
+            acted_upon, context = facts, self._context(step)
             try:
-                step.apply(self._context(step), facts, plan)
+                step.apply(context, facts, plan)
                 facts, fresh = self.look(f"after {step.name}"), True
                 after = step.plan(self.want, facts, self.state)
                 self._proven(step, after)
             except Exception as error:
+                if isinstance(error, StepFailed):
+                    step.undo(context, acted_upon, plan, error)
                 self._done(step, "failed", str(error), time.monotonic() - began)
                 raise
             outcome.changed.append(step.name)

@@ -26,6 +26,11 @@ class DeployError(Exception):
         self.fix = fix
         self.evidence = evidence
 
+    def add(self, text: str) -> None:
+        """Appends to `what`: something that was found out while the error was handled."""
+        self.what = f"{self.what}; {text}"
+        self.args = (f"{self.where}: {self.what}" if self.where else self.what,)
+
 
 class UsageError(DeployError):
     """The command line asks for something that does not exist or does not fit together."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from deployer.deployment import Deployment
+from deployer.errors import DeployError
 from deployer.events import Bus, JobStarted, Note, Part, Progress
 from deployer.model import Facts, Plan, Probe, Where
 from deployer.remote.jobs import Jobs
@@ -83,3 +84,12 @@ class Step(ABC):
         from deployer.steps.apply import run_changes
 
         run_changes(context, plan)
+
+    def undo(self, context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> None:
+        """After `apply` or the look behind it failed: puts the machine back as `facts` saw it.
+
+        `facts` and `plan` are those that were acted upon. `error` is raised again afterwards; what
+        could not be put back, and why, is added to its `what`. Not called when the target is out of
+        reach or the user interrupted: the next run decides by what it sees. By default a step
+        leaves what it did, which the next run goes on from.
+        """

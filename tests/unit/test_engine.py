@@ -187,3 +187,18 @@ def test_a_guest_that_stays_silent_is_unreachable() -> None:
     outcome, seen = made.plan()
     with pytest.raises(Unreachable, match="connection refused"):
         made.apply(outcome, seen and facts, Selection())
+
+
+def test_a_failed_step_undoes_with_the_facts_it_acted_upon() -> None:
+    world = World(a=False)
+    one = step(world, "a", acts=False)
+
+    def undo(context: StepContext, facts: Facts, plan: Plan, error: StepFailed) -> None:
+        world.log.append(f"undo {facts.need(dict)['a']} {len(plan.changes)}")
+        error.add("the host is as it was")
+
+    one.undo = undo  # type: ignore[assignment, method-assign]
+    with pytest.raises(StepFailed, match="still not as wanted.*; the host is as it was") as told:
+        run(world, [one])
+    assert told.value.what.endswith("; the host is as it was")
+    assert world.log == ["a", "undo False 1"]
