@@ -85,7 +85,9 @@ class Step(ABC):
 
         run_changes(context, plan)
 
-    def undo(self, context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> None:
+    def undo(  # noqa: B027 - most steps leave what they did
+        self, context: StepContext, facts: Facts, plan: Plan, error: DeployError
+    ) -> None:
         """After `apply` or the look behind it failed: puts the machine back as `facts` saw it.
 
         `facts` and `plan` are those that were acted upon. `error` is raised again afterwards; what

@@ -124,7 +124,7 @@ def test_a_no_op_run_looks_once() -> None:
 
 def test_a_step_that_still_has_changes_has_failed() -> None:
     world = World(a=False, b=False)
-    with pytest.raises(StepFailed, match="still not as wanted"):
+    with pytest.raises(StepFailed, match=r"still not as wanted"):
         run(world, [step(world, "a", acts=False), step(world, "b")])
     assert world.log == ["a"]
 
@@ -198,7 +198,7 @@ def test_a_failed_step_undoes_with_the_facts_it_acted_upon() -> None:
         error.add("the host is as it was")
 
     one.undo = undo  # type: ignore[assignment, method-assign]
-    with pytest.raises(StepFailed, match="still not as wanted.*; the host is as it was") as told:
+    with pytest.raises(StepFailed, match=r"still not as wanted.*; the host is as it was") as told:
         run(world, [one])
     assert told.value.what.endswith("; the host is as it was")
     assert world.log == ["a", "undo False 1"]
