@@ -9,7 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA = 1
+SCHEMA = 2
+"""Raised with every release that adds a key or changes what one means: an older deployer refuses
+unknown keys, and by this number it can say why. Keys that came with it have defaults.
+
+1: launches, known_good, manifest, attempts.
+2: launches tell what was changed in them and why; validated sets; failed wishes; the model's config.
+"""
 
 
 class StateModel(BaseModel):
@@ -72,6 +78,18 @@ class ValidatedSet(StateModel):
     """Unix seconds, controller clock."""
 
 
+class FailedWant(StateModel):
+    """A wish that was tried and failed; `key` is steps.failed_want.want_key of it."""
+
+    key: str
+    variant: str
+    when: float
+    """Unix seconds, controller clock."""
+    cause: str
+    exit_code: int
+    """What `up` ended with: 1 the launch failed, 5 a gate."""
+
+
 class ManifestFile(StateModel):
     """One file of the model: size in bytes; sha256 (LFS) or git blob id."""
 
@@ -101,6 +119,8 @@ class DeploymentState(StateModel):
     known_good: str = ""
     """Id of the last launch that passed the gates."""
     validated: list[ValidatedSet] = Field(default_factory=list)
+    failed: list[FailedWant] = Field(default_factory=list)
+    """Newest last."""
     attempts: dict[str, int] = Field(default_factory=dict)
     extra: dict[str, Any] = Field(default_factory=dict)
 

@@ -22,6 +22,8 @@ class StateFile:
         self.path = dir / f"{host}.json"
         self.previous = dir / f"{host}.json.prev"
         self._host = host
+        self._older = 0
+        """The older schema of the file that was read; 0 when it was of this one."""
 
     def load(self) -> HostState:
         """The recorded state, a fresh one when there is no file. Raises StateUnreadable."""
@@ -38,15 +40,7 @@ class StateFile:
             data = json.loads(raw)
         except (ValueError, RecursionError) as error:
             raise self._unreadable(f"it is not JSON: {error}") from None
-        version = data.get("schema_version") if isinstance(data, dict) else None
-        if isinstance(version, int) and version > SCHEMA:
-            raise StateUnreadable(
-                f"the state file has schema {version}; this deployer reads up to {SCHEMA}",
-                where=shown(self.path),
-                fix="use the newer deployer that wrote it",
-            )
-        if version != SCHEMA:
-            raise self._unreadable(f"expected schema_version {SCHEMA}, found {version!r:.40}")
+        self._readable(data)
         try:
             state = HostState.model_validate(data)
         except ValidationError as error:
@@ -57,6 +51,32 @@ class StateFile:
             raise self._unreadable(f"it belongs to host {state.host!r:.80}")
         return state
 
+    def _readable(self, data: object) -> None:
+        """Raises what to do about a version that is not ours; an older one is made ours."""
+        version = data.get("schema_version") if isinstance(data, dict) else None
+        if not isinstance(data, dict) or not isinstance(version, int) or version < 1:
+            raise self._unreadable(f"expected schema_version 1 to {SCHEMA}, found {version!r:.40}")
+        if version > SCHEMA:
+            older = self._of_schema(SCHEMA)
+            back = (
+                f", or go back to what this one wrote last: `cp {shown(older)} {shown(self.path)}` "
+                "(later launches are found again on the host)"
+                if older.exists()
+                else ""
+            )
+            raise StateUnreadable(
+                f"the state file has schema {version}; this deployer reads up to {SCHEMA}",
+                where=shown(self.path),
+                fix=f"use the newer deployer that wrote it{back}",
+            )
+        if version < SCHEMA:
+            self._older = version
+            data["schema_version"] = SCHEMA
+
+    def _of_schema(self, version: int) -> Path:
+        """Where the last file of an older schema is kept, for a return to an older deployer."""
+        return self.path.with_name(f"{self.path.name}.schema{version}")
+
     def save(self, state: HostState) -> None:
         """Replaces the file; the version before it becomes `.prev`. Raises DeployError."""
         raw = state.model_dump_json(indent=1).encode() + b"\n"
@@ -65,6 +85,9 @@ class StateFile:
             make_folder(self.path.parent)
             write_synced(temporary, raw)
             self._keep_previous()
+            if self._older and self.previous.exists():
+                write_synced(self._of_schema(self._older), self.previous.read_bytes())
+            self._older = 0
             temporary.replace(self.path)
             sync_folder(self.path.parent)
         except OSError as error:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deployer.errors import DeployError, StateUnreadable
-from deployer.state import DeploymentState, HostState, Launch, Manifest, ManifestFile
+from deployer.state import SCHEMA, DeploymentState, HostState, Launch, Manifest, ManifestFile
 from deployer.state_file import StateFile
 
 
@@ -79,10 +79,10 @@ def test_restored_by_copy_as_the_error_says(tmp_path: Path) -> None:
         (b"[" * 100_000, "not JSON"),
         (b"[]", "found None"),
         (b"null", "found None"),
-        (b'{"host": "kpro5"}', "expected schema_version 1, found None"),
+        (b'{"host": "kpro5"}', f"expected schema_version 1 to {SCHEMA}, found None"),
         (b'{"schema_version": 0, "host": "kpro5"}', "found 0"),
         (b'{"schema_version": "1", "host": "kpro5"}', "found '1'"),
-        (b'{"schema_version": 2, "host": "kpro5", "new": 1}', "has schema 2"),
+        (b'{"schema_version": 99, "host": "kpro5", "new": 1}', "has schema 99"),
         (b'{"schema_version": 1, "host": "kpro6"}', "belongs to host 'kpro6'"),
         (b'{"schema_version": 1, "host": "kpro5", "x": 1}', "x: Extra inputs"),
         (b'{"schema_version": 1, "host": "kpro5", "deployments": 1}', "deployments:"),
@@ -180,6 +180,56 @@ def test_kill_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
         writer.stdout.close()
         assert file.load().deployments["qwen"].attempts["n"] >= 1
         if file.previous.exists():
-            assert json.loads(file.previous.read_text())["schema_version"] == 1
+            assert json.loads(file.previous.read_text())["schema_version"] == SCHEMA
     file.save(state(a=1))
     assert file.load() == state(a=1)
+
+
+SCHEMA_1 = {
+    "schema_version": 1,
+    "host": "kpro5",
+    "deployments": {
+        "qwen": {
+            "manifest": {"repo": "a/b", "asked": "main", "commit": "c0ffee", "files": []},
+            "launches": [
+                {"id": "1", "variant": "mtp", "started": 1.5, "verdict": "good", "argv": ["py"]}
+            ],
+            "known_good": "1",
+            "attempts": {},
+            "extra": {},
+        }
+    },
+}
+"""As the first schema had it, without the keys that came later."""
+
+
+def test_a_file_of_the_first_schema_is_read_written_as_ours_and_kept(tmp_path: Path) -> None:
+    file = StateFile(tmp_path, "kpro5")
+    raw = json.dumps(SCHEMA_1).encode()
+    file.path.write_bytes(raw)
+    state = file.load()
+    own = state.deployments["qwen"]
+    assert (own.known_good, own.launches[0].argv, own.validated, own.failed) == ("1", ["py"], [], [])
+    assert file.path.read_bytes() == raw
+    file.save(state)
+    assert json.loads(file.path.read_bytes())["schema_version"] == SCHEMA
+    old = tmp_path / "kpro5.json.schema1"
+    assert old.read_bytes() == raw
+    file.save(file.load())
+    assert old.read_bytes() == raw
+
+
+def test_a_newer_file_is_refused_with_the_way_back(tmp_path: Path) -> None:
+    file = StateFile(tmp_path, "kpro5")
+    newer = json.dumps({"schema_version": SCHEMA + 1, "host": "kpro5", "later": 1}).encode()
+    file.path.write_bytes(newer)
+    with pytest.raises(StateUnreadable, match=f"has schema {SCHEMA + 1}") as caught:
+        file.load()
+    assert caught.value.fix == "use the newer deployer that wrote it"
+    kept = tmp_path / f"kpro5.json.schema{SCHEMA}"
+    StateFile(tmp_path / "old", "kpro5").save(HostState(host="kpro5"))
+    kept.write_bytes((tmp_path / "old" / "kpro5.json").read_bytes())
+    with pytest.raises(StateUnreadable) as caught:
+        file.load()
+    assert f"cp {kept} {file.path}" in caught.value.fix
+    assert file.path.read_bytes() == newer
