@@ -12,7 +12,8 @@ LINES = {
     "slots": r"max_mamba_cache_size: (\d+)",
     "conv_gib": r"conv_state size: ([\d.]+)GB",
     "ssm_gib": r"ssm_state size: ([\d.]+)GB",
-    "draft_states_gib": r"intermediate_ssm_state_cache size: ([\d.]+)GB",
+    "draft_ssm_gib": r"intermediate_ssm_state_cache size: ([\d.]+)GB",
+    "draft_conv_gib": r"intermediate_conv_window_cache size: ([\d.]+)GB",
     "k_gib": r"KV Cache is allocated\. #tokens: \d+, K size: ([\d.]+) GB",
     "tokens": r"\] max_total_num_tokens=(\d+),",
     "running": r"max_running_requests=(\d+), context_len",
@@ -30,6 +31,9 @@ def measured(log: str) -> dict[str, float]:
             found[name] = float(hits[0])
         if name in ("weights_gib", "graphs_gib") and len(hits) > 1:
             found[f"draft_{name}"] = round(sum(float(hit) for hit in hits[1:]), 3)
+    if "draft_ssm_gib" in found:
+        both = found["draft_ssm_gib"] + found.get("draft_conv_gib", 0.0)
+        found["draft_states_gib"] = round(both, 3)
     return found
 
 

@@ -42,6 +42,8 @@ LIMITS = [
     "The host is a plain one, reached by SSH on loopback: no Proxmox, no container, one GPU.",
     "The engine's packages were on the machine; the venv step built its environment from wheels "
     "that point to them.",
+    "Planned draft states are what the engine sets aside for all asked requests when it sizes its "
+    "pools; it allocates them for those that really run.",
 ]
 SERVE = {
     "tp-size": 1,

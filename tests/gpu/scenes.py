@@ -177,7 +177,7 @@ def compare(scene: Scene, project: Project, kind: str, variant: str, before: Any
 
 def rubbish(project: Project, base_mib: int) -> Scene:
     """Random weights: the server must come up, and must be refused."""
-    scene = Scene("random weights: everything starts, the gates refuse it")
+    scene = Scene("random weights: everything starts, the gates refuse it, `deploy down` ends it")
     shown = scene.ran(project.deploy("plan", f"{HOST}/random"))
     scene.check("`deploy plan` exits 0", shown.code == 0, shown.code)
     before = plan(scene, project, "random", "mtp")
@@ -190,6 +190,8 @@ def rubbish(project: Project, base_mib: int) -> Scene:
     )  # fmt: skip
     compare(scene, project, "random", "mtp", before)
     scene.figures["serving_mib"] = machine.used_mib()
+    held = scene.figures["serving_mib"] - base_mib
+    scene.check("it holds GPU memory before `deploy down`", held > FLOOR_MIB, f"{held} MiB")
     scene.figures["answer"] = chat(project, "random", "Say hello.", 32, project.key)
     down(scene, project, "random", base_mib)
     return scene
@@ -246,6 +248,8 @@ def killed_serving(project: Project, base_mib: int) -> Scene:
     scene.check("the whole server ends", bool(gone), machine.session_members(session))
     status = scene.ran(project.deploy("status", f"{HOST}/learned"))
     scene.figures["status"] = status.out.splitlines()
+    ended = next((line for line in status.out.splitlines() if "ended" in line), "")
+    scene.check("`deploy status` says that it ended", bool(ended), ended.strip())
     told = explain(scene, project, project.launch_log("learned"), -9, "killed-serving.log")
     scene.check("`deploy explain` names it", told.get("class") == "child-killed", told)
     scene.check("the log grew by it", len(project.launch_log("learned")) > len(log), None)
@@ -275,6 +279,11 @@ def killed_starting(project: Project, base_mib: int) -> Scene:
     ran = box.get("result")
     end = ran.finished() if ran is not None else {}
     scene.check("it is told as a killed worker", "child-killed" in end.get("summary", ""), end)
+    new = project.launch_id("learned")
+    tried = [note for note in ran.notes() if "trying the next one" in note] if ran else []
+    scene.check("no other variant is tried", not tried and new != old, tried)
+    left = machine.session_members(project.launch_session("learned"))
+    scene.check("no process of the launch is left", not left, left)
     used = wait_for(lambda: machine.used_mib() <= base_mib + FLOOR_MIB, 20, 1.0)
     scene.check("GPU memory is back at its floor", bool(used), f"{machine.used_mib()} MiB")
     return scene
