@@ -27,6 +27,9 @@ class RestartStop(StopStep):
     old: str | None = None
     """Id of that launch; '' when none ran at the first look."""
 
+    def __init__(self) -> None:
+        super().__init__(retry=True)
+
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """As of `stop`, but the wanted launch is stopped too."""
         plan = super().plan(want, facts, state)

@@ -7,7 +7,7 @@ the failure allows it. When all fail, the last known-good launch is started agai
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from deployer.deployment import Deployment
@@ -17,6 +17,7 @@ from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
+from deployer.steps.failed_want import remember_failure
 from deployer.steps.known_good import LEFT_OUT
 from deployer.steps.launch_fit import difference, outlook
 from deployer.steps.launch_ladder import Fall, first_rung
@@ -119,6 +120,7 @@ class LaunchStep(Step):
             # It died by itself: no stop has ended what left its session, or cleared its files.
             self._end_rest(context, fact.job.identity)
         last: tuple[Launch, LaunchFailed] | None = None
+        failed: set[str] = set()
         while (rung := fall.next()) is not None:
             want = rung.deployment(context.want)
             if attach is not None:
@@ -145,18 +147,26 @@ class LaunchStep(Step):
             except LaunchFailed as error:
                 self._give_up(context, job, launch, error)
                 fall.failed(rung, error.failure.cls)
+                failed.add(launch.fingerprint)
                 last = launch, error
                 if not error.failure.next_variant_allowed:
                     break
                 self._fall(context, facts, fall, rung, error, key)
         if last is None:
             left_out = ", ".join(fall.reasons) or "all"
+            known = self.restore(context, key, failed)
             raise StepFailed(
-                f"no variant is left to launch; left out: {left_out}",
+                f"no variant is left to launch; left out: {left_out}"
+                f"{f'; {known}' if known else ''}",
                 where=f"{context.want.id} launch",
                 fix="change the variants of the playbook as the notes above say",
             )
-        known = self._restore(context, key)
+        said = last[1].failure
+        remember_failure(
+            context.state, context.want, redacted(f"{said.cls}: {said.cause_line}", key), 1
+        )
+        context.save()
+        known = self.restore(context, key, failed)
         raise as_step_failed(context.want, *last, known, key) from last[1]
 
     def _fall(
@@ -236,13 +246,16 @@ class LaunchStep(Step):
             ) from error
         clear(context, job, files)
 
-    def _restore(self, context: StepContext, key: str) -> str:
-        """Starts the last known-good launch again; says in words what came of it, '' if none."""
+    def restore(self, context: StepContext, key: str, failed: Collection[str]) -> str:
+        """Starts the last known-good launch again; says in words what came of it, '' if none.
+
+        `failed`: fingerprints of what has failed in this run; the same would fail the same way.
+        """
         state = context.state
         good = next((one for one in state.launches if one.id == state.known_good), None)
         if good is None or not good.argv or good.verdict != "stopped":
             return ""
-        if good.fingerprint == state.launches[-1].fingerprint:
+        if good.fingerprint in failed:
             return ""
         note = LaunchNote(
             good.variant,

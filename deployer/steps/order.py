@@ -7,8 +7,11 @@ from deployer.steps.base import Step
 NAMES = ("driver", "gpus", "container", "venv", "shards", "stop", "launch", "verify")
 
 
-def all_steps() -> list[Step]:
-    """A fresh list of the eight steps, in order."""
+def all_steps(*, retry: bool = False) -> list[Step]:
+    """A fresh list of the eight steps, in order.
+
+    `retry`: a wish that has failed before may end the server that serves in its place.
+    """
     from deployer.steps.container import ContainerStep
     from deployer.steps.driver import DriverStep
     from deployer.steps.gpus import GpusStep
@@ -24,7 +27,7 @@ def all_steps() -> list[Step]:
         ContainerStep(),
         VenvStep(),
         ShardsStep(),
-        StopStep(),
+        StopStep(retry=retry),
         LaunchStep(),
         VerifyStep(),
     ]

@@ -13,6 +13,7 @@ from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, W
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
+from deployer.steps.failed_want import failed_before
 from deployer.steps.launch import api_key
 from deployer.steps.launch_fit import outlook
 from deployer.steps.launch_ladder import Fall, first_rung
@@ -34,6 +35,7 @@ from deployer.steps.stop_told import (
     RELEASE_S,
     StopAdopted,
     StopOurs,
+    failed_again,
     memory_lost,
     others,
     reboot,
@@ -57,9 +59,13 @@ class StopStep(Step):
         self,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        *,
+        retry: bool = False,
     ) -> None:
         self.now = now
         self.sleep = sleep
+        self.retry = retry
+        """May a server end for a wish that has failed before?"""
 
     def probes(self, want: Deployment) -> list[Probe]:
         """The one look at the server; launch and verify plan from its fact too."""
@@ -85,6 +91,8 @@ class StopStep(Step):
             wanted = job.alive and is_wanted(want, state.manifest, job.fingerprint, job.launch)
             if wanted and not fact.strangers:
                 return Plan.nothing(runs(want, job))
+            if job.alive and not self.retry and (failed := failed_before(state, want)):
+                return failed_again(want, job, fact.serving, failed, state)
             changes.append(stop_ours(want, job, wanted))
         changes += [stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
         if not changes:

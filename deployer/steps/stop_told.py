@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
 from deployer.model import Change, Plan, Procedure
 from deployer.remote.jobs import JobIdentity
+from deployer.state import DeploymentState, FailedWant
 from deployer.steps.server_facts import PortOwner, ServerFact, ServerJob
 from deployer.steps.server_wanted import server_job_name
 from deployer.steps.stop_gpu import GpuMemory
@@ -67,6 +69,22 @@ def runs(want: Deployment, job: ServerJob) -> str:
             f"tries {want.variant_name} again"
         )
     return text
+
+
+def failed_again(
+    want: Deployment, job: ServerJob, serving: bool, failed: FailedWant, state: DeploymentState
+) -> Plan:
+    """The refusal to end a server for what has failed before, with the exit code of that time."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(failed.when))
+    good = next((one for one in state.launches if one.id == state.known_good), None)
+    known = good is not None and good.fingerprint == job.fingerprint
+    return Plan.blocked(
+        f"exactly this (variant {failed.variant}) failed at {when}: {failed.cause}; "
+        f"{'known-good ' if known else ''}launch {job.identity.id} (variant {job.launch.variant}) "
+        f"{'serves' if serving else 'runs'} and was left alone",
+        f"change the playbook; `deploy up {want.id} --retry` tries it again as it is",
+        exit_code=failed.exit_code,
+    )
 
 
 def stop_ours(want: Deployment, job: ServerJob, wanted: bool) -> Change:

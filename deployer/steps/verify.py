@@ -14,6 +14,7 @@ from deployer.playbook import ArgValue
 from deployer.remote.jobs import ROOT
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
+from deployer.steps.failed_want import forget_failure, remember_failure
 from deployer.steps.gates_bench import Bench
 from deployer.steps.known_good import remember
 from deployer.steps.launch import api_key
@@ -126,6 +127,8 @@ class VerifyStep(Step):
                 self.now,
                 self.sleep,
             )
+            remember_failure(context.state, want, error.what, error.exit_code)
+            context.save()
             raise fallback.error() from error
         self._record(context, job.id, "good", figures, required=True)
 
@@ -146,6 +149,8 @@ class VerifyStep(Step):
             figures = dict(launch.figures)
         if verdict == "good":
             context.state.known_good = launch_id
+            if self.replaces:
+                forget_failure(context.state, want)
             if launch is not None:
                 remember(context.state, want, launch)
         context.save()

@@ -198,16 +198,23 @@ class Fallback:
         good = next((one for one in state.launches if one.id == state.known_good), None)
         if good is None or not good.argv or good.verdict != "stopped":
             return ""
-        failed = [one for one in state.launches if one.id == self.bench.job.id]
-        if any(good.fingerprint == one.fingerprint for one in (*failed, state.launches[-1])):
+        failed = {*self.note.marks, *self._since()}
+        if good.fingerprint in failed:
             # The same arguments would fail the same way.
             return ""
         self.end_launch()
-        words = LaunchStep(self.now, self.sleep)._restore(self.context, key)
+        words = LaunchStep(self.now, self.sleep).restore(self.context, key, failed)
         if not words or state.launches[-1].verdict != "ready":
             return words
         problem = self._light(state.launches[-1])
         return f"{words}; {f'but: {problem}' if problem else 'it answers'}"
+
+    def _since(self) -> set[str]:
+        """Fingerprints of the launch that failed its gates, and of what was launched after it."""
+        found = {self.fact.job.fingerprint} if self.fact.job is not None else set()
+        ids = [one.id for one in self.context.state.launches]
+        first = ids.index(self.bench.job.id) if self.bench.job.id in ids else len(ids) - 1
+        return found | {one.fingerprint for one in self.context.state.launches[max(first, 0) :]}
 
     def _light(self, launch: Launch) -> str:
         want = self.context.want

@@ -30,6 +30,7 @@ from deployer.playbook import Variant
 from deployer.remote.transport import Answer
 from deployer.state import DeploymentState, Launch
 from deployer.steps import gates_bench, launch_wait, verify_fallback
+from deployer.steps.failed_want import failed_before
 from deployer.steps.server_wanted import LaunchNote, is_wanted
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
@@ -307,3 +308,32 @@ def test_a_verdict_that_cannot_be_delivered_does_not_hide_the_failure(
     assert world.fail().what.startswith("gate 'quality' failed")
     told = [one.text for one in world.events if isinstance(one, Note)]
     assert any("verdict could not be written" in text for text in told)
+
+
+def test_a_failed_gate_is_remembered_and_a_good_verdict_forgets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, later=False, jobs=FakeJobs([]), ab_on_failure=False)
+    error = world.fail()
+    want, own = world.context.want, world.context.state
+    found = failed_before(own, want)
+    assert found is not None and found.exit_code == 5
+    assert found.cause.startswith("gate 'quality' failed") and found.cause in error.what
+    world.step.replaces = False  # type: ignore[misc]
+    world.step._record(world.context, IDENTITY.id, "good", {}, required=False)
+    assert failed_before(own, want) is not None, "`verify` may judge another launch"
+    world.step.replaces = True  # type: ignore[misc]
+    world.step._record(world.context, IDENTITY.id, "good", {}, required=False)
+    assert failed_before(own, want) is None
+
+
+def test_a_rung_that_failed_to_launch_is_not_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mtp` did not start, `no-mtp` fails its gates; the last good launch was that very `mtp`."""
+    own = known_good()
+    world = World(monkeypatch, later=False, own=own, jobs=FakeJobs([]), ab_on_failure=False)
+    note = LaunchNote("no-mtp", ("mtp",), ("not-enough-memory",), ("f",))
+    gone = dataclasses.replace(server_job(world.context.want, "no-mtp"), launch=note)
+    seen: Facts = facts(fact(job=gone, owners=(owner(),), listening=True), ServingFact())
+    with pytest.raises(GateFailed):
+        world.step.apply(world.context, seen, world.step.gates_plan(world.context.want, seen))
+    assert world.jobs.started == []
