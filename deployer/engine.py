@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deployer.deployment import Deployment
-from deployer.errors import StepBlocked, StepFailed, Unreachable
+from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
 from deployer.events import Bus, Probed, StepDone, StepPlanned, StepStarted
 from deployer.model import Facts, Plan, PlanState, Where
 from deployer.remote.transport import Transport
@@ -105,6 +105,8 @@ class Engine:
         fresh = True
         acting = [step for step in self.steps if selection.acts(self.names, step.name)]
         self._refuse_first(acting, facts)
+        if self._prepare(acting):
+            self._refuse_first(acting, facts)
         for step in acting:
             plan = step.plan(self.want, facts, self.state)
             if plan.state is PlanState.UNKNOWN and not fresh:
@@ -132,6 +134,17 @@ class Engine:
             outcome.changed.append(step.name)
             self._done(step, "done", after.reason, time.monotonic() - began)
         return facts
+
+    def _prepare(self, acting: Sequence[Step]) -> bool:
+        """Whether any step has learnt something."""
+        learnt = False
+        for step in acting:
+            try:
+                learnt |= step.prepare(self._context(step))
+            except DeployError as error:
+                self._done(step, "failed", str(error), 0.0)
+                raise
+        return learnt
 
     def _refuse_first(self, acting: Sequence[Step], facts: Facts) -> None:
         """A refusal that stands whatever the steps before it do comes before any change."""

@@ -79,6 +79,13 @@ class Step(ABC):
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Pure: facts in, decision out."""
 
+    def prepare(self, context: StepContext) -> bool:
+        """Before any step acts: learns what is told elsewhere than on the target.
+
+        True when the state has changed by it; the refusals that stand are then asked for again.
+        """
+        return False
+
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Runs the plan's changes as shown. A step overrides it for `Procedure` actions."""
         from deployer.steps.apply import run_changes

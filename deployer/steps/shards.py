@@ -59,20 +59,26 @@ class ShardsStep(Step):
             return blocked or self._plan_list(want, fact)
         return self._plan_files(want, fact, manifest)
 
+    def prepare(self, context: StepContext) -> bool:
+        """Pins the file list: what the model is may refuse the launch before anything is built.
+
+        Raises HubError for an answer that stands. A Hub that is away is asked again at our turn.
+        """
+        if pinned(context.want, context.state) is not None:
+            return False
+        try:
+            _pin(context)
+        except (hub.EndpointUnreachable, hub.HubSilent) as error:
+            context.note(f"the file list is asked for again at step shards: {error.what}")
+            return False
+        return True
+
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Pins the file list if there is none, then downloads. Raises HubError, StepFailed."""
         want, state = context.want, context.state
         manifest = pinned(want, state)
         if manifest is None:
-            token = context.environ.get(want.playbook.download.token_env) or None
-            manifest = hub.fetch_manifest(want.playbook, token)
-            state.manifest = manifest
-            context.save()
-            total = size_text(sum(file.size for file in manifest.files))
-            context.note(
-                f"{manifest.repo} {manifest.asked} is {manifest.commit[:12]}: "
-                f"{len(manifest.files)} files, {total}"
-            )
+            manifest = _pin(context)
             known = settled_problems(want, facts, manifest, want.variant_name)
             plan = refusal(known, stands=True) if known else self.plan(want, facts, state)
             if plan.state is PlanState.BLOCKED:
@@ -153,6 +159,20 @@ class ShardsStep(Step):
             f"goes on; {rules.stalls_per_method} kills bar it. "
             f"A job that vanishes is started again, at most {rules.max_restarts} times",
         )
+
+
+def _pin(context: StepContext) -> Manifest:
+    """Asks the Hub for the file list and records it. Raises HubError."""
+    token = context.environ.get(context.want.playbook.download.token_env) or None
+    manifest = hub.fetch_manifest(context.want.playbook, token)
+    context.state.manifest = manifest
+    context.save()
+    total = size_text(sum(file.size for file in manifest.files))
+    context.note(
+        f"{manifest.repo} {manifest.asked} is {manifest.commit[:12]}: "
+        f"{len(manifest.files)} files, {total}"
+    )
+    return manifest
 
 
 def methods_text(want: Deployment) -> str:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from serverworld import deployment, fact, facts, server_job, state
 
+from deployer import hub
+from deployer.deployment import Deployment
+from deployer.engine import Engine, Selection
+from deployer.errors import DeployError, StepBlocked
+from deployer.events import Bus
 from deployer.gpu import SmiGpu
 from deployer.hub_manifest import short_config
-from deployer.model import Facts, PlanState
-from deployer.state import Manifest
+from deployer.model import Change, Facts, Plan, PlanState, Probe, Shell, Where
+from deployer.state import DeploymentState, Manifest
+from deployer.steps import shards
+from deployer.steps.base import Step, StepContext
 from deployer.steps.driver_facts import HostSmi
 from deployer.steps.launch import LaunchStep
 from deployer.steps.server_compat import settled_problems
+from deployer.steps.shards_facts import ShardsFact
+from deployer.steps.stop import StopStep
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "sglang-plan" / "hybrid.json"
 CONFIG = next(iter(json.loads(FIXTURE.read_text())["models"].values()))["config"]
@@ -100,3 +111,80 @@ def test_long_lists_of_a_config_are_cut_but_its_shape_stays() -> None:
     assert cut["text_config"] == CONFIG["text_config"]
     assert "id2label" not in cut
     assert short_config("[1]") == short_config("{") == ""
+
+
+class Builds(Step):
+    """A step before shards that would change the target."""
+
+    name = "venv"
+    built = 0
+
+    def probes(self, want: Deployment) -> list[Probe]:
+        return []
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        if self.built:
+            return Plan.nothing("built")
+        return Plan.change("no engine", Change("build", "none", Shell(Where.HOST, "true")))
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        self.built += 1
+
+
+def first_up(
+    monkeypatch: pytest.MonkeyPatch, answer: Manifest | hub.HubError, version: str
+) -> tuple[Builds, StepBlocked | DeployError, list[str]]:
+    """The first `up` of a bare target: nothing is pinned, no venv, no file of the model."""
+
+    def ask(playbook: object, token: str | None) -> Manifest:
+        asked.append("hub")
+        if isinstance(answer, Manifest):
+            return answer
+        raise answer
+
+    asked: list[str] = []
+    monkeypatch.setattr(hub, "fetch_manifest", ask)
+    monkeypatch.setattr(shards, "download", lambda *words: asked.append("download"))
+    known = facts(fact(venv=False, engine="", weights=False, model_type=None), ShardsFact())
+    builds = Builds()
+    steps: list[Step] = [builds, shards.ShardsStep(), StopStep(), LaunchStep()]
+    own = DeploymentState()
+    torch = {"0.5.9": "2.9.1", "0.5.11": "2.11.0"}[version]
+    engine = Engine(
+        dataclasses.replace(deployment(engine={"version": version}), lock_text=f"torch=={torch}"),
+        steps,
+        lambda: known,
+        {},
+        state=own,
+        save=lambda: None,
+        bus=Bus(),
+        run_id="r",
+        environ={},
+    )
+    outcome, seen = engine.plan()
+    with pytest.raises(DeployError) as caught:
+        engine.apply(outcome, seen, Selection())
+    return builds, caught.value, asked
+
+
+def test_0_5_9_is_refused_on_the_first_up_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    builds, error, asked = first_up(monkeypatch, with_config(), "0.5.9")
+    assert isinstance(error, StepBlocked)
+    assert "skips the MLP all-reduce of dense qwen3_5" in error.what
+    assert (builds.built, asked) == (0, ["hub"])
+
+
+def test_what_the_hub_refuses_for_good_is_told_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    builds, error, asked = first_up(monkeypatch, hub.AccessGated("gated", fix="ask"), "0.5.11")
+    assert isinstance(error, hub.AccessGated)
+    assert (builds.built, asked) == (0, ["hub"])
+
+
+def test_a_hub_that_is_away_is_asked_again_at_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds, error, asked = first_up(monkeypatch, hub.HubSilent("away", fix="wait"), "0.5.11")
+    assert isinstance(error, hub.HubSilent)
+    assert (builds.built, asked) == (1, ["hub", "hub"])
