@@ -11,7 +11,7 @@ from deployer.deployment import Deployment
 from deployer.document import Document, load, read_text
 from deployer.errors import DocumentError, UsageError
 from deployer.inventory import DeploymentEntry, Host, InventoryFile, Ssh
-from deployer.names import did_you_mean, listed, shown
+from deployer.names import did_you_mean, like, listed, shown
 from deployer.playbook import Playbook
 from deployer.validation import validate
 
@@ -81,11 +81,16 @@ class Catalog:
         return self.hosts[name]
 
     def select(
-        self, words: Sequence[str], all_: bool = False, variant: str | None = None
+        self,
+        words: Sequence[str],
+        all_: bool = False,
+        variant: str | None = None,
+        limit: Sequence[str] = (),
     ) -> list[Deployment]:
         """The deployments that HOST and HOST/NAME words mean, each once, in the order named.
 
-        `variant` overrides the inventory's. Raises UsageError for a word or variant that means
+        `variant` overrides the inventory's; `limit` leaves only what its patterns are like, see
+        `names.like`. Raises UsageError for a word or variant that means
         nothing, DocumentError for a playbook or lock that is missing or wrong.
         """
         if all_ and words:
@@ -105,6 +110,8 @@ class Catalog:
                 where=shown(self.inventory_dir),
                 fix="add `deployments:` to a host; see `deploy help inventory`",
             )
+        if limit:
+            chosen = _limited(chosen, limit)
         selected = [self._deployment(host, name, variant) for host, name in chosen]
         for host in dict.fromkeys(host for host, _ in chosen):
             crosscheck.check_ports(self.documents[host], host, self._ports(host))
@@ -185,6 +192,23 @@ class Catalog:
             port = entry.port or (loaded.playbook.serve.port if loaded else None)
             if port is not None:
                 yield label, entry.container, port
+
+
+def _limited(
+    chosen: Mapping[tuple[str, str], DeploymentEntry], patterns: Sequence[str]
+) -> dict[tuple[str, str], DeploymentEntry]:
+    """Those that `--limit` leaves. Raises UsageError when that is none."""
+    left = {
+        key: entry
+        for key, entry in chosen.items()
+        if like(patterns, (key[0], f"{key[0]}/{key[1]}"))
+    }
+    if not left:
+        raise UsageError(
+            f"--limit {' '.join(patterns)} leaves nothing",
+            fix=f"without it: {listed(f'{host}/{name}' for host, name in chosen)}",
+        )
+    return left
 
 
 def _files(inventory_dir: Path) -> list[Path]:

@@ -133,3 +133,7 @@ class Interrupted(DeployError):
     """The user stopped the run (SIGINT, SIGTERM)."""
 
     exit_code = 130
+
+
+class NotStarted(DeployError):
+    """A host or deployment was not touched because of how others of the same run ended."""

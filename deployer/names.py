@@ -6,6 +6,7 @@ Standard library only, so that `deploy help` answers without loading anything he
 from __future__ import annotations
 
 import difflib
+import fnmatch
 from collections.abc import Iterable
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -69,6 +70,22 @@ def listed(options: Iterable[object], limit: int = 12) -> str:
     words = [str(option) for option in options]
     rest = len(words) - limit
     return (", ".join(words[:limit]) or "none") + (f" and {rest} more" if rest > 0 else "")
+
+
+def like(patterns: Iterable[str], names: Iterable[str]) -> bool:
+    """Is one of `names` like one of `patterns` (`*`, `?`), and none like one with a `!` before it?
+
+    Patterns may be joined by commas. With nothing but `!` patterns, all others are meant.
+    """
+    every = [part for pattern in patterns for part in pattern.split(",") if part]
+    known = list(names)
+    wanted = [part for part in every if not part.startswith("!")]
+    unwanted = [part[1:] for part in every if part.startswith("!")]
+
+    def found(among: list[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, part) for part in among for name in known)
+
+    return (found(wanted) or not wanted) and not found(unwanted)
 
 
 def shown(path: Path) -> str:

@@ -251,6 +251,13 @@ class Gates(Strict):
     started again; without one it keeps running, marked as failed. `stop`: it is ended besides."""
 
 
+class Rollout(Strict):
+    """How one run changes several hosts with this playbook."""
+
+    canary: bool = True
+    """The first host that has something to do must pass its gates before the others act."""
+
+
 class Playbook(Strict):
     """One playbook file."""
 
@@ -263,3 +270,4 @@ class Playbook(Strict):
     variants: list[Variant] = Field(default_factory=list)
     stop: Stop = Field(default_factory=Stop)
     gates: Gates = Field(default_factory=Gates)
+    rollout: Rollout = Field(default_factory=Rollout)

@@ -6,6 +6,7 @@ in the same exec as the second look, so that what is acted upon was seen under t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,8 @@ class HostSession:
         self._lock: HostLock | None = None
         self.locked = False
         self._asked_for_lock = False
+        self._ending = threading.Lock()
+        self._closing = False
 
     def transports(self, want: Deployment) -> Mapping[Where, Transport]:
         """Of the host and of the deployment's guest (the host itself when it has none)."""
@@ -116,8 +119,22 @@ class HostSession:
         if self._lock is not None and self.locked:
             self._lock.enter(self.host_transport, step)
 
+    def rest(self) -> None:
+        """Ends the connections; the next look makes new ones."""
+        for transport in [*self._guests.values(), self.host_transport]:
+            transport.close()
+
+    def wake(self) -> None:
+        """From another thread: what waits on a connection ends with ConnectionLost."""
+        with self._ending:
+            # Once it gives the lock back, it is left to do so.
+            if not self._closing:
+                self.rest()
+
     def close(self, on_problem: Callable[[str], None]) -> None:
         """Releases the host lock and ends the connections; what failed is told, not raised."""
+        with self._ending:
+            self._closing = True
         try:
             # Interrupted while asking, we may hold it without knowing; another's is left alone.
             if self._lock is not None and self._asked_for_lock:
@@ -126,5 +143,4 @@ class HostSession:
         except DeployError as error:
             on_problem(f"the host lock could not be released: {error}; `deploy unlock` does it")
         finally:
-            for transport in [*self._guests.values(), self.host_transport]:
-                transport.close()
+            self.rest()

@@ -12,19 +12,23 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from deployer import hub
+from deployer.cancel import Cancel
 from deployer.deployment import Deployment
 from deployer.engine import Engine, Outcome, Selection
-from deployer.errors import CommandOverdue, Defect, DeployError, Interrupted
-from deployer.events import Bus, Event, Note, RunFinished, RunStarted
+from deployer.errors import CommandOverdue, Defect, DeployError, Interrupted, Unreachable
+from deployer.events import Bus, Event, Note, Progress, RunFinished, RunStarted
+from deployer.inventory import Host
 from deployer.locallock import LocalLock
 from deployer.model import Facts, PlanState
 from deployer.names import shown
+from deployer.rollout import Rollout
 from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile, make_folder
@@ -54,6 +58,9 @@ class UpOptions:
     repin: bool = False
     """Ask the Hub what the model's revision is now; else a branch stays at its pinned commit."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    rollout: Rollout | None = None
+    """Asked before anything is changed, when other hosts are in the same run."""
+    cancel: Cancel = field(default_factory=Cancel)
 
     @property
     def deploy_dir(self) -> Path:
@@ -69,6 +76,8 @@ class DeploymentResult:
     outcome: Outcome | None = None
     error: DeployError | None = None
     declined: bool = False
+    acted: bool = False
+    """One of its steps has begun to change something."""
     left: list[str] = field(default_factory=list)
     """Steps outside of `--from`/`--only` that still have something to do."""
     result: dict[str, Any] = field(default_factory=dict)
@@ -144,7 +153,10 @@ def up_host(
     except Exception as error:  # noqa: BLE001 - told with its host; other hosts go on
         told = error if isinstance(error, DeployError) else Defect.of(error, host_name)
         bus.emit(RunFinished(host_name, "", told.exit_code, str(told), told.fix))
-        return [DeploymentResult(want.id, error=told) for want in deployments]
+        results = [DeploymentResult(want.id, error=told) for want in deployments]
+        for result in results:
+            _over(result, options)
+        return results
     finally:
         if record is not None:
             record.close()
@@ -160,20 +172,15 @@ def _in_session(
 ) -> list[DeploymentResult]:
     state_file = StateFile(options.deploy_dir / "state", host_name)
     state = state_file.load()
-    session = HostSession(
-        host_name,
-        deployments[0].host,
-        options.base,
-        lambda text: bus.emit(Note(host_name, "", "lock", "info", text)),
-    )
     results: list[DeploymentResult] = []
 
     def on_step(step: str) -> None:
+        results[-1].acted = True
         if local is not None:
             local.enter(step)
             session.entered(step)
 
-    try:
+    with _session(host_name, deployments[0].host, options, bus) as session:
         for want in deployments:
             bus.emit(RunStarted(host_name, want.id, run_id, options.command))
             result = DeploymentResult(want.id)
@@ -190,15 +197,41 @@ def _in_session(
                 raise
             except Exception as error:  # noqa: BLE001 - told with its deployment
                 told = error if isinstance(error, DeployError) else Defect.of(error, want.id)
+                if isinstance(told, Unreachable) and options.cancel.asked:
+                    # The interrupt closed the connection that this one waited on.
+                    told = options.cancel.error(want.id)
                 result.error = told
                 bus.emit(RunFinished(host_name, want.id, told.exit_code, str(told), told.fix))
                 if isinstance(told, Interrupted | CommandOverdue):
                     rest = deployments[len(results) :]
                     results += [DeploymentResult(later.id, error=told) for later in rest]
                     break
+            finally:
+                _over(result, options)
+    return results
+
+
+@contextmanager
+def _session(host_name: str, host: Host, options: UpOptions, bus: Bus) -> Iterator[HostSession]:
+    """The host's connections; an interrupt wakes what waits on them."""
+    session = HostSession(
+        host_name,
+        host,
+        options.base,
+        lambda text: bus.emit(Note(host_name, "", "lock", "info", text)),
+    )
+    try:
+        with options.cancel.waking(session.wake):
+            yield session
     finally:
         session.close(lambda text: bus.emit(Note(host_name, "", "", "warning", text)))
-    return results
+
+
+def _over(result: DeploymentResult, options: UpOptions) -> None:
+    """Tells the other hosts how a deployment ended."""
+    if options.rollout is not None:
+        passed = result.error is None and not result.declined
+        options.rollout.ended(result.id, result.error, acted=result.acted, passed=passed)
 
 
 def _one(
@@ -241,6 +274,8 @@ def _one(
             result.declined = True
             own.manifest = pin
             return
+        if options.rollout is not None:
+            _wait_for_turn(want, session, options.rollout, bus)
         session.want_lock(run_id)
         facts = engine.look("under the host lock")
     if own.manifest != pin:
@@ -254,6 +289,17 @@ def _one(
     ]
     if options.serves:
         result.result = proven(want, steps, facts, own)
+
+
+def _wait_for_turn(want: Deployment, session: HostSession, rollout: Rollout, bus: Bus) -> None:
+    """Returns when this deployment may act; its facts are old then. Raises NotStarted."""
+
+    def waits(text: str) -> None:
+        # That can take hours; a connection is not kept open for it.
+        session.rest()
+        bus.emit(Progress(want.host_name, want.id, "canary", text))
+
+    rollout.admit(want, waits)
 
 
 def _repin(want: Deployment, own: DeploymentState, options: UpOptions, bus: Bus) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import click
 
-from deployer.catalog import Catalog
-from deployer.cli.hosts import exit_code
-from deployer.cli.options import Options, common, targets
+from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.output import print_json
 from deployer.cli.status import Look, look_at
 from deployer.errors import DeployError, StepBlocked, UsageError
 from deployer.findings import Finding, Level, examine, in_order, of_error, of_lock
+from deployer.fleet import exit_code
 from deployer.locallock import read_owner
 from deployer.remote.hostlock import Controller, this_controller
 from deployer.steps.order import all_steps
@@ -31,6 +30,7 @@ MARKS = {
 
 @click.command("doctor")
 @targets
+@in_parallel
 @click.option(
     "--rehash", is_flag=True, help="Hash the model's files again; exit code 1 when one is wrong."
 )
@@ -46,7 +46,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, 
     """
     if rehash and clean:
         raise UsageError("--rehash and --clean-partials exclude each other", fix="give one of them")
-    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    deployments = options.select(words, all_)
     if rehash or clean:
         from deployer.cli import doctor_files
 

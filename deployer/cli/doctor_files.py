@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
+from deployer.cancel import Cancel
 from deployer.cleaning import clean_steps
 from deployer.cli.deadline import deadline
-from deployer.cli.hosts import Cancel, by_host, exit_code, run_hosts
 from deployer.cli.options import Options
 from deployer.cli.output import open_bus, print_json
 from deployer.cli.plain import printable, size_text
@@ -20,7 +20,9 @@ from deployer.cli.report import error_dict
 from deployer.cli.up import run_up
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
+from deployer.errors import DeployError
 from deployer.findings import Finding, Level, of_error, of_rehash
+from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.rehash import Rehashed, rehash_host
 from deployer.up import UpOptions
 
@@ -47,18 +49,15 @@ def clean_partials(options: Options, deployments: Sequence[Deployment]) -> int:
     return code
 
 
-def _ask(want: Deployment, outcome: Outcome) -> bool:
+def _ask(want: Deployment, outcome: Outcome) -> str:
     """One line a file, then the question."""
     for plan in outcome.plans.values():
         for change in plan.changes:
             click.echo(printable(f"  {change.title}: {change.reason}"), err=True)
         click.echo(printable(f"{want.id}: {plan.reason}"), err=True)
         if not plan.changes:
-            return True
-    try:
-        return click.confirm(f"Remove these from {want.id}?", default=False, err=True)
-    except click.Abort:
-        raise KeyboardInterrupt from None
+            return ""
+    return f"Remove these from {want.id}?"
 
 
 def rehash(options: Options, deployments: Sequence[Deployment]) -> int:
@@ -66,11 +65,20 @@ def rehash(options: Options, deployments: Sequence[Deployment]) -> int:
     bus, end = open_bus(options, show_plan=False)
     cancel = Cancel()
     bus.subscribe(cancel)
-    how = UpOptions(options.inventory, command="doctor --rehash")
+    how = UpOptions(options.inventory, command="doctor --rehash", cancel=cancel)
+    groups = by_host(deployments)
+
+    def lost(host: str, error: DeployError) -> list[Rehashed]:
+        return [Rehashed(want.id, error=error) for want in groups[host]]
+
     try:
         with deadline(options.timeout):
             done = run_hosts(
-                by_host(deployments), lambda host, group: rehash_host(host, group, how, bus), cancel
+                groups,
+                lambda host, group: rehash_host(host, group, how, bus),
+                lost,
+                cancel=cancel,
+                slots=Slots(options.parallel),
             )
     finally:
         end()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from deployer.catalog import Catalog
-from deployer.cli.options import Options, common, targets
+from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.up import run_up
 from deployer.down import down_steps
 from deployer.engine import Selection
@@ -14,6 +13,7 @@ from deployer.errors import UsageError
 
 @click.command("down")
 @targets
+@in_parallel
 @click.option("--dry-run", is_flag=True, help="Show what would be stopped.")
 @common
 def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool) -> int:
@@ -23,7 +23,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
     """
     if options.as_json and not options.yes and not dry_run:
         raise UsageError("--json never applies without --yes", fix="add --yes, or --dry-run")
-    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    deployments = options.select(words, all_)
     return run_up(
         options,
         deployments,

@@ -6,7 +6,6 @@ import time
 
 import click
 
-from deployer.catalog import Catalog
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
 from deployer.cli.plain import number
@@ -21,7 +20,7 @@ from deployer.up import UpOptions
 @common
 def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     """List launches with variant, figures and verdict; * marks the last known-good one."""
-    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    deployments = options.select(words, all_)
     folder = UpOptions(base=options.inventory).deploy_dir / "state"
     states = {name: StateFile(folder, name).load() for name in {d.host_name for d in deployments}}
     owned = {

@@ -25,6 +25,7 @@ class LiveRenderer:
         self._plain = PlainRenderer(self._write, show_plan=show_plan, verbose=verbose)
         self._under_way = UnderWay()
         self._live: Live | None = None
+        self._paused = False
 
     def __call__(self, event: ev.Event) -> None:
         """One event."""
@@ -39,6 +40,15 @@ class LiveRenderer:
         self._style = _style(event)
         self._plain(event)
 
+    def pause(self) -> None:
+        """Draws nothing in place until `resume`: there is a question."""
+        self._paused = True
+        self.close()
+
+    def resume(self) -> None:
+        """Draws again."""
+        self._paused = False
+
     def close(self) -> None:
         """Takes the drawn lines away."""
         live, self._live = self._live, None
@@ -46,7 +56,7 @@ class LiveRenderer:
             live.stop()
 
     def _start(self) -> None:
-        if self._live is not None:
+        if self._live is not None or self._paused:
             return
         self._live = Live(
             self._under_way,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from deployer.errors import UsageError
+
+if TYPE_CHECKING:
+    from deployer.deployment import Deployment
+
+LIMIT, PARALLEL = "deployer.limit", "deployer.parallel"
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,6 +30,16 @@ class Options:
     yes: bool
     verbose: bool
     timeout: float | None
+    limit: tuple[str, ...] = ()
+    parallel: int | None = None
+
+    def select(
+        self, words: Sequence[str], all_: bool, variant: str | None = None
+    ) -> list[Deployment]:
+        """The deployments of the inventory that are meant. Raises UsageError, DocumentError."""
+        from deployer.catalog import Catalog
+
+        return Catalog.load(self.inventory).select(list(words), all_, variant, self.limit)
 
 
 def common(command: F) -> F:
@@ -60,6 +75,8 @@ def common(command: F) -> F:
             yes=bool(merged["yes"]),
             verbose=bool(merged["verbose"]),
             timeout=merged["timeout"],
+            limit=ctx.meta.get(LIMIT, ()),
+            parallel=ctx.meta.get(PARALLEL),
         )
         return ctx.invoke(command, options=options, **words)
 
@@ -67,9 +84,54 @@ def common(command: F) -> F:
 
 
 def targets(command: F) -> F:
-    """Adds HOST[/NAME]... and --all."""
+    """Adds HOST[/NAME]..., --all, and --limit, which goes into the Options."""
     command = click.argument("words", nargs=-1, metavar="HOST[/NAME]...")(command)
+    command = click.option(
+        "--limit",
+        multiple=True,
+        metavar="PATTERN",
+        expose_value=False,
+        callback=_keep(LIMIT),
+        help="Of these, only hosts or HOST/NAME like PATTERN (* and ?); !PATTERN leaves out.",
+    )(command)
     return click.option("--all", "all_", is_flag=True, help="Every host of the inventory.")(command)
+
+
+def in_parallel(command: F) -> F:
+    """Adds --parallel, which goes into the Options."""
+    return click.option(
+        "--parallel",
+        type=click.IntRange(min=1),
+        metavar="N",
+        expose_value=False,
+        callback=_keep(PARALLEL),
+        help="At most N hosts at once (default: 64).",
+    )(command)
+
+
+def rolls_out(command: F) -> F:
+    """Adds --canary/--no-canary and --max-failures."""
+    command = click.option(
+        "--max-failures",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Begin no further host once N have failed.",
+    )(command)
+    return click.option(
+        "--canary/--no-canary",
+        default=None,
+        help="With several hosts, the first that has something to do must pass its gates before "
+        "the others act (default: as the playbook says; yes).",
+    )(command)
+
+
+def _keep(key: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
+        if value is not None:
+            ctx.meta[key] = value
+        return value
+
+    return keep
 
 
 def repins(command: F) -> F:

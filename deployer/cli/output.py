@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from deployer.cli.options import Options
 from deployer.cli.plain import PlainRenderer
 from deployer.events import Bus, Event, Subscriber
+
+if TYPE_CHECKING:
+    from deployer.cli.live import LiveRenderer
+    from deployer.cli.table import TableRenderer
 
 
 def wants_plain() -> bool:
@@ -48,29 +53,64 @@ class Locked:
             self.inner(event)
 
 
+class Output:
+    """The bus with the subscribers that the options ask for.
+
+    `names`: the deployments, when several hosts are in one run; they share a table then.
+    """
+
+    def __init__(self, options: Options, *, show_plan: bool, names: Sequence[str] = ()) -> None:
+        self.bus = Bus()
+        self._lock = threading.Lock()
+        self._live: LiveRenderer | TableRenderer | None = None
+        if options.jsonl:
+            self._subscribe(JsonLines())
+        if options.as_json:
+            return
+        if wants_plain():
+            self._subscribe(
+                PlainRenderer(
+                    _to_stderr, show_plan=show_plan, verbose=options.verbose, many=bool(names)
+                )
+            )
+            return
+        if names and not show_plan:
+            from deployer.cli.table import TableRenderer
+
+            self._live = TableRenderer(names, verbose=options.verbose)
+        else:
+            from deployer.cli.live import LiveRenderer
+
+            self._live = LiveRenderer(show_plan=show_plan, verbose=options.verbose)
+        self._subscribe(self._live)
+
+    def _subscribe(self, subscriber: Subscriber) -> None:
+        self.bus.subscribe(Locked(subscriber, self._lock))
+
+    @contextlib.contextmanager
+    def question(self) -> Iterator[None]:
+        """What is drawn in place is away within the block."""
+        with self._lock:
+            if self._live is not None:
+                self._live.pause()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._live is not None:
+                    self._live.resume()
+
+    def close(self) -> None:
+        """Takes away what is drawn in place."""
+        with self._lock:
+            if self._live is not None:
+                self._live.close()
+
+
 def open_bus(options: Options, *, show_plan: bool) -> tuple[Bus, Callable[[], None]]:
     """The bus with the subscribers that the options ask for, and what ends them."""
-    lock = threading.Lock()
-    bus = Bus()
-    end: Callable[[], None] = _nothing
-    if options.jsonl:
-        bus.subscribe(Locked(JsonLines(), lock))
-    if options.as_json:
-        return bus, end
-    plain = PlainRenderer(_to_stderr, show_plan=show_plan, verbose=options.verbose)
-    if wants_plain():
-        bus.subscribe(Locked(plain, lock))
-    else:
-        from deployer.cli.live import LiveRenderer
-
-        live = LiveRenderer(show_plan=show_plan, verbose=options.verbose)
-        bus.subscribe(Locked(live, lock))
-        end = live.close
-    return bus, end
-
-
-def _nothing() -> None:
-    return None
+    output = Output(options, show_plan=show_plan)
+    return output.bus, output.close
 
 
 def _to_stderr(line: str) -> None:

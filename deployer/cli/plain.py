@@ -58,9 +58,12 @@ class PlainRenderer:
         *,
         show_plan: bool = False,
         verbose: bool = False,
+        many: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`many`: several hosts, so what has nothing to do is one line, and each end another."""
         self.write = write
+        self.many = many
         self.show_plan = show_plan
         self.verbose = verbose
         self.clock = clock
@@ -107,7 +110,8 @@ class PlainRenderer:
             case ev.RunFinished():
                 # An interrupt ends a run without an end of its step.
                 keys = [key for key in self._unsaid if key[0] == event.deployment]
-                return [line for key in keys for line in self._last_figures(*key)]
+                lines = [line for key in keys for line in self._last_figures(*key)]
+                return [*lines, _end(event)] if self.many else lines
             case _:
                 return []
 
@@ -142,11 +146,19 @@ class PlainRenderer:
         return [f"{step:<10}   {progress_text(unsaid)}"] if unsaid is not None else []
 
     def _done(self, event: ev.StepDone) -> list[str]:
+        if event.outcome == "nothing" and self.many and not self.verbose:
+            return []
         if event.outcome == "nothing":
             return [f"{event.step:<10} nothing to do: {event.reason}"]
         if event.outcome == "done":
             return [f"{event.step:<10} done in {event.seconds:.1f} s: {event.reason}"]
         return [f"{event.step:<10} FAILED"]
+
+
+def _end(event: ev.RunFinished) -> str:
+    if event.exit_code:
+        return f"FAILED     {event.summary}"
+    return f"ok         {event.summary}"
 
 
 def _words(event: ev.StepPlanned) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from deployer.cli.options import Options, common, repins, targets
+from deployer.cli.options import Options, common, in_parallel, repins, targets
 from deployer.cli.plain import number
 from deployer.cli.report import print_error
 from deployer.model import PlanState
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 @click.command("plan")
 @targets
+@in_parallel
 @click.option("--exit-code", is_flag=True, help="Exit with 6 when changes are pending.")
 @click.option("--variant", metavar="NAME", help="Plan for this variant of the playbook.")
 @repins
@@ -32,11 +33,10 @@ def command(
     repin: bool,
 ) -> int:
     """Show what `up` would do; change nothing (same as `up --dry-run`)."""
-    from deployer.catalog import Catalog
     from deployer.cli.up import run_up
     from deployer.engine import Selection
 
-    deployments = Catalog.load(options.inventory).select(list(words), all_, variant)
+    deployments = options.select(words, all_, variant)
     return run_up(
         options,
         deployments,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from deployer.catalog import Catalog
-from deployer.cli.options import Options, common, targets
+from deployer.cli.options import Options, common, in_parallel, rolls_out, targets
 from deployer.cli.up import run_up
 from deployer.engine import Selection
 from deployer.errors import UsageError
@@ -14,9 +13,18 @@ from deployer.restart import restart_steps
 
 @click.command("restart")
 @targets
+@in_parallel
+@rolls_out
 @click.option("--variant", metavar="NAME", help="Launch this variant of the playbook.")
 @common
-def command(options: Options, words: tuple[str, ...], all_: bool, variant: str | None) -> int:
+def command(
+    options: Options,
+    words: tuple[str, ...],
+    all_: bool,
+    variant: str | None,
+    canary: bool | None,
+    max_failures: int | None,
+) -> int:
     """Stop the server, launch it again, and run the gates.
 
     Nothing is stopped when the new launch would be refused: by the rules, by the engine's own
@@ -24,7 +32,14 @@ def command(options: Options, words: tuple[str, ...], all_: bool, variant: str |
     """
     if options.as_json:
         raise UsageError("restart has no --json", fix="use --jsonl, or `up --json --yes`")
-    deployments = Catalog.load(options.inventory).select(list(words), all_, variant)
+    deployments = options.select(words, all_, variant)
     return run_up(
-        options, deployments, Selection(), dry_run=False, name="restart", steps=restart_steps
+        options,
+        deployments,
+        Selection(),
+        dry_run=False,
+        name="restart",
+        steps=restart_steps,
+        canary=canary,
+        max_failures=max_failures,
     )

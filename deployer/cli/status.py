@@ -11,15 +11,15 @@ from typing import Any
 import click
 
 from deployer import observe
-from deployer.catalog import Catalog
+from deployer.cancel import Cancel
 from deployer.cli.deadline import deadline
-from deployer.cli.hosts import by_host, exit_code, run_hosts
-from deployer.cli.options import Options, common, targets
+from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.output import print_json
 from deployer.cli.plain import number
 from deployer.cli.report import error_dict
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, StateUnreadable
+from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
 from deployer.remote.hostlock import Controller, this_controller
@@ -68,12 +68,23 @@ class HostSide(Step):
 
 def look_at(options: Options, deployments: Sequence[Deployment]) -> list[Look]:
     """One look a deployment, hosts in parallel; no lock, no change."""
-    groups = by_host(deployments)
+    groups, cancel = by_host(deployments), Cancel()
+
+    def lost(host: str, error: DeployError) -> Look:
+        return Look(host, groups[host][0].host, error=error)
+
     with deadline(options.timeout):
-        return list(run_hosts(groups, lambda host, group: _look(options, host, group)).values())
+        looks = run_hosts(
+            groups,
+            lambda host, group: _look(options, host, group, cancel),
+            lost,
+            cancel=cancel,
+            slots=Slots(options.parallel),
+        )
+    return list(looks.values())
 
 
-def _look(options: Options, host_name: str, group: Sequence[Deployment]) -> Look:
+def _look(options: Options, host_name: str, group: Sequence[Deployment], cancel: Cancel) -> Look:
     look = Look(host_name, group[0].host)
     try:
         look.state = StateFile(UpOptions(options.inventory).deploy_dir / "state", host_name).load()
@@ -85,10 +96,12 @@ def _look(options: Options, host_name: str, group: Sequence[Deployment]) -> Look
         look.error = error
         return look
     try:
-        for want in group:
-            look.seen.append((want, _facts(session, want, look)))
+        with cancel.waking(session.wake):
+            for want in group:
+                cancel.check(want.id)
+                look.seen.append((want, _facts(session, want, look)))
     except DeployError as error:
-        look.error = error
+        look.error = cancel.error(host_name) if cancel.asked else error
     finally:
         session.close(lambda text: click.echo(text, err=True))
     return look
@@ -107,13 +120,14 @@ def _facts(session: HostSession, want: Deployment, look: Look) -> Facts:
 
 @click.command("status")
 @targets
+@in_parallel
 @common
 def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     """Show hosts, GPUs, deployments and launches as observed now; change nothing.
 
     Takes no lock. An unreachable host is a line with the cause, and exit code 3.
     """
-    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    deployments = options.select(words, all_)
     looks = look_at(options, deployments)
     code = exit_code([look.error for look in looks])
     me = this_controller()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -9,30 +10,40 @@ from typing import Any
 
 import click
 
-from deployer.catalog import Catalog
+from deployer.cancel import Cancel
 from deployer.cli.deadline import deadline
-from deployer.cli.hosts import Cancel, by_host, exit_code, run_hosts
-from deployer.cli.options import Options, common, repins, targets
-from deployer.cli.output import open_bus, print_json
+from deployer.cli.options import Options, common, in_parallel, repins, rolls_out, targets
+from deployer.cli.output import Output, print_json
 from deployer.cli.plan import plan_document, print_results
 from deployer.cli.report import error_dict, print_error
+from deployer.cli.summary import print_summary
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
-from deployer.errors import UsageError
+from deployer.errors import DeployError, UsageError
+from deployer.fleet import Slots, by_host, exit_code, run_hosts
+from deployer.names import listed
+from deployer.rollout import Rollout
 from deployer.steps.base import Step
 from deployer.steps.order import NAMES, all_steps
-from deployer.up import Confirm, DeploymentResult, UpOptions, up_host
+from deployer.up import DeploymentResult, UpOptions, up_host
 
-_ASKING = threading.Lock()
-"""Hosts run in parallel; questions come one after the other."""
+Question = Callable[[Deployment, Outcome], str]
+"""Prints what would be done and returns the question; '' when there is nothing to ask."""
 
 
 @click.command("up")
 @targets
+@in_parallel
+@rolls_out
 @click.option("--dry-run", is_flag=True, help="Show the plan, change nothing (same as `plan`).")
 @click.option("--from", "first", type=click.Choice(NAMES), metavar="STEP", help="Start at STEP.")
 @click.option("--only", type=click.Choice(NAMES), metavar="STEP", help="Run STEP alone.")
 @click.option("--variant", metavar="NAME", help="Launch this variant of the playbook.")
+@click.option(
+    "--retry",
+    is_flag=True,
+    help="Try again what has failed before, also where a good server must stop for it.",
+)
 @repins
 @common
 def command(
@@ -43,7 +54,10 @@ def command(
     first: str | None,
     only: str | None,
     variant: str | None,
+    retry: bool,
     repin: bool,
+    canary: bool | None,
+    max_failures: int | None,
 ) -> int:
     """Bring hosts or deployments to a proven endpoint.
 
@@ -59,9 +73,19 @@ def command(
         )
     if options.as_json and not options.yes and not dry_run:
         raise UsageError("--json never applies without --yes", fix="add --yes, or --dry-run")
-    deployments = Catalog.load(options.inventory).select(list(words), all_, variant)
+    deployments = options.select(words, all_, variant)
     selection = Selection(first, only)
-    return run_up(options, deployments, selection, dry_run=dry_run, name="up", repin=repin)
+    return run_up(
+        options,
+        deployments,
+        selection,
+        dry_run=dry_run,
+        name="up",
+        steps=functools.partial(all_steps, retry=retry),
+        repin=repin,
+        canary=canary,
+        max_failures=max_failures,
+    )
 
 
 def run_up(
@@ -75,29 +99,56 @@ def run_up(
     steps: Callable[[], list[Step]] = all_steps,
     serves: bool = True,
     repin: bool = False,
-    ask: Confirm | None = None,
+    ask: Question | None = None,
+    canary: bool | None = None,
+    max_failures: int | None = None,
 ) -> int:
-    """Runs `up` or `plan` on the deployments, prints the results, returns the exit code."""
-    bus, end = open_bus(options, show_plan=dry_run)
-    cancel = Cancel()
-    bus.subscribe(cancel)
+    """Runs `up` or `plan` on the deployments, prints the results, returns the exit code.
+
+    `canary` and `max_failures`: see Rollout.
+    """
+    groups = by_host(deployments)
+    many = len(groups) > 1
+    output = Output(
+        options, show_plan=dry_run, names=[want.id for want in deployments] if many else ()
+    )
+    cancel, slots = Cancel(), Slots(options.parallel)
+    output.bus.subscribe(cancel)
+    if not (serves and selection.acts(NAMES, "verify")):
+        # No gates, nothing for a canary to prove.
+        canary = False
+    rollout = Rollout(
+        deployments, canary=canary, max_failures=max_failures, slots=slots, cancel=cancel
+    )
     asks = not options.yes and not options.jsonl and sys.stdin.isatty() and sys.stderr.isatty()
     how = UpOptions(
         base=options.inventory,
-        command=f"{name} {' '.join(want.id for want in deployments)}",
+        command=f"{name} {_words(deployments)}",
         dry_run=dry_run,
         selection=selection,
-        confirm=_one_by_one(ask or _asked) if asks and not dry_run else None,
+        confirm=_Asking(ask or _asked, output, many=many) if asks and not dry_run else None,
         steps=steps,
         serves=serves,
         repin=repin,
+        rollout=rollout if many and not dry_run else None,
+        cancel=cancel,
     )
+
+    def lost(host: str, error: DeployError) -> list[DeploymentResult]:
+        return [DeploymentResult(want.id, error=error) for want in groups[host]]
+
     try:
-        groups = by_host(deployments)
         with deadline(options.timeout):
-            done = run_hosts(groups, lambda host, group: up_host(host, group, how, bus), cancel)
+            done = run_hosts(
+                groups,
+                lambda host, group: up_host(host, group, how, output.bus),
+                lost,
+                cancel=cancel,
+                slots=slots,
+                refusal=rollout.refusal,
+            )
     finally:
-        end()
+        output.close()
     results = [result for host in done.values() for result in host]
     code = exit_code([result.error for result in results])
     if options.as_json:
@@ -105,6 +156,8 @@ def run_up(
         for result in results:
             if result.error is not None:
                 print_error(result.error)
+    elif many:
+        print_summary(results, dry_run)
     else:
         print_results(results, dry_run)
     if code == 0 and exit_on_changes and any(r.outcome and r.outcome.pending for r in results):
@@ -112,22 +165,48 @@ def run_up(
     return code
 
 
-def _one_by_one(ask: Confirm) -> Confirm:
-    def asked(want: Deployment, outcome: Outcome) -> bool:
-        with _ASKING:
-            return ask(want, outcome)
-
-    return asked
+def _words(deployments: Sequence[Deployment]) -> str:
+    """For records of who holds a lock: short, whatever `--all` means."""
+    return listed([want.id for want in deployments], 4)
 
 
-def _asked(want: Deployment, outcome: Outcome) -> bool:
+class _Asking:
+    """Asks for one deployment after the other; `all` answers for the rest as well."""
+
+    def __init__(self, show: Question, output: Output, *, many: bool) -> None:
+        self._show = show
+        self._output = output
+        self._many = many
+        self._turn = threading.Lock()
+        self._all = False
+
+    def __call__(self, want: Deployment, outcome: Outcome) -> bool:
+        """Whether to act."""
+        with self._turn:
+            if self._all:
+                return True
+            with self._output.question():
+                question = self._show(want, outcome)
+                return not question or self._answer(question)
+
+    def _answer(self, question: str) -> bool:
+        try:
+            if not self._many:
+                return click.confirm(question, default=False, err=True)
+            said = click.prompt(
+                question, type=click.Choice(["y", "n", "all"]), default="n", err=True
+            )
+        except click.Abort:
+            raise KeyboardInterrupt from None
+        self._all = said == "all"
+        return said != "n"
+
+
+def _asked(want: Deployment, outcome: Outcome) -> str:
     for name, plan in outcome.plans.items():
         titles = "; ".join(change.title for change in plan.changes)
         click.echo(f"  {name:<10} {plan.state.value:<8} {titles or plan.reason}", err=True)
-    try:
-        return click.confirm(f"Apply this to {want.id}?", default=False, err=True)
-    except click.Abort:
-        raise KeyboardInterrupt from None
+    return f"Apply this to {want.id}?"
 
 
 def _document(results: Sequence[DeploymentResult], dry_run: bool, code: int) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import dataclasses
 
 import click
 
-from deployer.catalog import Catalog
-from deployer.cli.options import Options, common, targets
+from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.up import run_up
 from deployer.engine import Selection
 from deployer.reverify import verify_steps
@@ -15,10 +14,11 @@ from deployer.reverify import verify_steps
 
 @click.command("verify")
 @targets
+@in_parallel
 @common
 def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     """Run the gates again on a running server; exit code 5 when it is not good."""
-    deployments = Catalog.load(options.inventory).select(list(words), all_)
+    deployments = options.select(words, all_)
     return run_up(
         dataclasses.replace(options, yes=True),
         deployments,

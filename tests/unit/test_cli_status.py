@@ -76,6 +76,9 @@ def deploy(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
                 raise self.answer
             return self.answer if isinstance(self.answer, Facts) else self.answer(steps)
 
+        def wake(self) -> None:
+            pass
+
         def close(self, on_problem: Any) -> None:
             pass
 

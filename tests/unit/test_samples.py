@@ -49,7 +49,7 @@ def test_samples_state_the_defaults() -> None:
     """Where a sample gives a value to an optional scalar of these sections, it is the default."""
     catalog = Catalog.load(ROOT / "inventory")
     playbook = catalog.select(["kpro5"])[0].playbook
-    for name in ("download", "stop", "gates"):
+    for name in ("download", "stop", "gates", "rollout"):
         section = getattr(playbook, name)
         assert section == type(section)()
 

@@ -46,6 +46,12 @@ class Session:
     def entered(self, step: str) -> None:
         pass
 
+    def wake(self) -> None:
+        pass
+
+    def rest(self) -> None:
+        pass
+
     def close(self, on_problem: Callable[[str], None]) -> None:
         pass
 

@@ -1,0 +1,173 @@
+"""Runs one function a host, each in a thread of its own; one host's failure touches no other.
+
+A thread that hangs delays nobody: the rest run beside it, and after an interrupt it is left behind
+once its time to clean up is over.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from deployer.cancel import Cancel
+from deployer.deployment import Deployment
+from deployer.errors import CommandOverdue, DeployError, Interrupted, NotStarted
+
+R = TypeVar("R")
+
+PARALLEL = 64
+"""Hosts at work at once. A thread waits most of its time; with a pool of 8, 50 hosts 50 ms away
+took 3.7 s in place of 1.2 s."""
+
+CLEAN_UP_S = 20.0
+"""How long after an interrupt a host may take to give back its locks."""
+
+AGAIN = "run the same command again; it continues where it was"
+
+
+def by_host(deployments: Sequence[Deployment]) -> dict[str, list[Deployment]]:
+    """Grouped, in the order given."""
+    groups: dict[str, list[Deployment]] = {}
+    for want in deployments:
+        groups.setdefault(want.host_name, []).append(want)
+    return groups
+
+
+class Slots:
+    """How many hosts are at work at once. A host that only waits for another has no slot."""
+
+    def __init__(self, count: int | None = None) -> None:
+        self._free = threading.Semaphore(count or PARALLEL)
+
+    def take(self) -> None:
+        """Waits for a slot."""
+        self._free.acquire()
+
+    def give_back(self) -> None:
+        """Lets the next one work."""
+        self._free.release()
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Gives the slot of this thread back for the block."""
+        self.give_back()
+        try:
+            yield
+        finally:
+            self.take()
+
+
+def run_hosts(
+    groups: Mapping[str, Sequence[Deployment]],
+    work: Callable[[str, Sequence[Deployment]], R],
+    lost: Callable[[str, DeployError], R],
+    *,
+    cancel: Cancel | None = None,
+    slots: Slots | None = None,
+    refusal: Callable[[str], DeployError | None] = lambda host: None,
+) -> dict[str, R]:
+    """`work(host, deployments)` for every host, in the order of `groups`; one runs in this thread.
+
+    `lost(host, error)` is the result of a host that was not begun, or not ended: `refusal` is asked
+    before each. After an interrupt or the command's deadline all results are there too, those of
+    the hosts that it cut short with its error. Any other error of `work` is raised.
+    """
+    if len(groups) == 1:
+        [(host, deployments)] = groups.items()
+        return {host: work(host, deployments)}
+    run = _Run(work, cancel or Cancel(), slots or Slots())
+    try:
+        try:
+            for host, deployments in groups.items():
+                run.slots.take()
+                refused = refusal(host)
+                if refused is None:
+                    run.start(host, deployments)
+                else:
+                    run.slots.give_back()
+                    run.results[host] = lost(host, refused)
+            run.collect()
+        except KeyboardInterrupt:
+            run.cut_short(Interrupted("interrupted", fix=AGAIN))
+        except CommandOverdue as overdue:
+            run.cut_short(overdue)
+        except BaseException:
+            run.cut_short(Interrupted("interrupted", fix=AGAIN))
+            raise
+    except KeyboardInterrupt:
+        # Asked a second time: nobody waits for the clean-up any more.
+        run.cancel.ask()
+    return {
+        host: run.results[host] if host in run.results else lost(host, run.cancel.error(host))
+        for host in groups
+    }
+
+
+class _Run(Generic[R]):
+    """The threads of one call, and what came of them."""
+
+    def __init__(
+        self, work: Callable[[str, Sequence[Deployment]], R], cancel: Cancel, slots: Slots
+    ) -> None:
+        self.cancel = cancel
+        self.slots = slots
+        self.results: dict[str, R] = {}
+        self._work = work
+        self._at_work = 0
+        self._ended: queue.SimpleQueue[tuple[str, R | None, BaseException | None]]
+        self._ended = queue.SimpleQueue()
+
+    def start(self, host: str, deployments: Sequence[Deployment]) -> None:
+        """Begins one host."""
+
+        def body() -> None:
+            result: R | None = None
+            failure: BaseException | None = None
+            try:
+                result = self._work(host, deployments)
+            except BaseException as error:  # noqa: BLE001 - raised again by collect
+                failure = error
+            self.slots.give_back()
+            self._ended.put((host, result, failure))
+
+        # The interpreter does not wait for a daemon: a host that hangs holds nothing up.
+        threading.Thread(target=body, daemon=True, name=f"host {host}").start()
+        self._at_work += 1
+
+    def collect(self, until: float | None = None) -> None:
+        """Takes results until all are there, or until then (monotonic). Raises what `work` did."""
+        while self._at_work:
+            left = None if until is None else until - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            try:
+                host, result, error = self._ended.get(timeout=left)
+            except queue.Empty:
+                return
+            self._at_work -= 1
+            if error is not None:
+                raise error
+            self.results[host] = result  # type: ignore[assignment]
+
+    def cut_short(self, cause: Interrupted | CommandOverdue) -> None:
+        """Ends all hosts; returns when they have, or when their time to clean up is over."""
+        self.cancel.ask(cause)
+        self.collect(time.monotonic() + CLEAN_UP_S)
+
+
+def exit_code(errors: Sequence[DeployError | None]) -> int:
+    """The one code of all errors; 1 when they differ; 0 without any. An interrupt goes first.
+
+    A host that was not begun because of another's failure adds no cause of its own.
+    """
+    told = [error for error in errors if error is not None]
+    if any(isinstance(error, Interrupted) for error in told):
+        return Interrupted.exit_code
+    codes = {error.exit_code for error in told if not isinstance(error, NotStarted)}
+    if not codes:
+        return NotStarted.exit_code if told else 0
+    return codes.pop() if len(codes) == 1 else 1

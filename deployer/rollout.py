@@ -1,0 +1,167 @@
+"""Which hosts of one run may act, and when: a canary first, and no further ones after failures.
+
+Every host is looked at right away; what is asked here is only whether it may change something. So a
+run with nothing to do waits for nobody. Deployments of one playbook and variant are a line: the
+first of them that has something to do is the canary, and the others act once it has passed its
+gates. A deployment of the line that is already as wanted has passed them: then there is nothing to
+wait for. One that ends before it changed anything (unreachable, locked, blocked) proves nothing
+about the change, and the next one is the canary.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+
+from deployer.cancel import Cancel
+from deployer.deployment import Deployment
+from deployer.errors import DeployError, Interrupted, NotStarted
+from deployer.fleet import Slots
+from deployer.names import listed
+
+ELECTION_S = 5.0
+"""How long the first to be ready waits for those before it: one of them may hang."""
+
+SAY_EVERY_S = 1.0
+
+
+@dataclass
+class _Line:
+    """Deployments that one canary speaks for."""
+
+    ids: list[str] = field(default_factory=list)
+    ready: set[str] = field(default_factory=set)
+    over: set[str] = field(default_factory=set)
+    """Ended, well or not."""
+    first_ready: float = 0.0
+    canary: str = ""
+    passed: bool = False
+    failed: bool = False
+
+    def elect(self, now: float) -> None:
+        """The first that is ready, once nobody before it can still become so."""
+        if self.canary:
+            return
+        for one in self.ids:
+            if one in self.ready - self.over:
+                self.canary = one
+                return
+            if one not in self.over and now - self.first_ready < ELECTION_S:
+                return
+
+
+class Rollout:
+    """Asked by every host's thread.
+
+    `canary`: None leaves it to the playbooks. `max_failures`: hosts; None: any number.
+    """
+
+    def __init__(
+        self,
+        deployments: Sequence[Deployment],
+        *,
+        canary: bool | None = None,
+        max_failures: int | None = None,
+        slots: Slots | None = None,
+        cancel: Cancel | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._changed = threading.Condition()
+        self._clock = clock
+        self._slots = slots
+        self._cancel = cancel or Cancel()
+        self._max_failures = max_failures
+        self._failed: dict[str, None] = {}
+        """Host names, in the order of their failures."""
+        self._lines: dict[tuple[str, str], _Line] = {}
+        self._line_of: dict[str, _Line] = {}
+        hosts: dict[tuple[str, str], set[str]] = {}
+        for want in deployments:
+            key = (want.playbook_name, want.variant_name)
+            line = self._lines.setdefault(key, _Line())
+            line.ids.append(want.id)
+            self._line_of[want.id] = line
+            hosts.setdefault(key, set()).add(want.host_name)
+            # One host alone has nobody to be careful for.
+            wanted = want.playbook.rollout.canary if canary is None else canary
+            line.passed = not wanted or len(hosts[key]) < 2
+
+    def refusal(self, host: str) -> NotStarted | None:
+        """Why `host` is not to be begun at all."""
+        with self._changed:
+            return self._too_many(host)
+
+    def admit(self, want: Deployment, on_wait: Callable[[str], None]) -> None:
+        """Returns when `want` may act. Raises NotStarted, or the cause of an interrupt.
+
+        `on_wait` is told every second what it waits for.
+        """
+        line = self._line_of[want.id]
+        with self._changed:
+            if not line.ready:
+                line.first_ready = self._clock()
+            line.ready.add(want.id)
+            self._changed.notify_all()
+            if self._may_act(want, line):
+                return
+        with self._slots.lent() if self._slots else nullcontext():
+            while True:
+                with self._changed:
+                    if self._may_act(want, line):
+                        break
+                    waits_for = line.canary
+                on_wait(f"waits for the canary {waits_for}" if waits_for else "before the canary")
+                with self._changed:
+                    if not self._may_act(want, line):
+                        self._changed.wait(SAY_EVERY_S)
+
+    def ended(
+        self, id_: str, error: DeployError | None, *, acted: bool = False, passed: bool = False
+    ) -> None:
+        """How a deployment ended; the first word counts.
+
+        `acted`: one of its steps has begun. `passed`: it is as wanted, gates included.
+        """
+        line = self._line_of[id_]
+        with self._changed:
+            if id_ in line.over:
+                return
+            line.over.add(id_)
+            if passed:
+                line.passed = True
+            if error is not None and not isinstance(error, NotStarted | Interrupted):
+                self._failed[id_.partition("/")[0]] = None
+            if line.canary == id_ and not line.passed:
+                line.failed = acted
+                if not acted:
+                    line.canary = ""
+            self._changed.notify_all()
+
+    def _may_act(self, want: Deployment, line: _Line) -> bool:
+        self._cancel.check(want.id)
+        refused = self._too_many(want.id)
+        if refused is not None:
+            raise refused
+        if line.passed:
+            return True
+        if line.failed:
+            raise NotStarted(
+                f"not started: the canary {line.canary} failed",
+                where=want.id,
+                fix=f"see what {line.canary} says; then run the same command again",
+            )
+        line.elect(self._clock())
+        return line.canary == want.id
+
+    def _too_many(self, where: str) -> NotStarted | None:
+        if self._max_failures is None or len(self._failed) < self._max_failures:
+            return None
+        return NotStarted(
+            f"not started: {listed(self._failed)} failed, and --max-failures is "
+            f"{self._max_failures}",
+            where=where,
+            fix="see what they say; then run the same command again",
+        )

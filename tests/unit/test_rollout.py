@@ -1,0 +1,213 @@
+"""Who may act, and when: canary, elections, failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from deployer import rollout
+from deployer.cancel import Cancel
+from deployer.deployment import Deployment
+from deployer.errors import GateFailed, Interrupted, NotStarted, Unreachable
+from deployer.fleet import Slots
+from deployer.rollout import Rollout
+
+
+def want(id_: str, playbook: str = "qwen", canary: bool = True) -> Deployment:
+    host = id_.partition("/")[0]
+    known = SimpleNamespace(
+        id=id_,
+        host_name=host,
+        playbook_name=playbook,
+        variant_name="base",
+        playbook=SimpleNamespace(rollout=SimpleNamespace(canary=canary)),
+    )
+    return cast(Deployment, known)
+
+
+class Asking:
+    """`admit` in a thread of its own; `said` is what it was told to wait for."""
+
+    def __init__(self, policy: Rollout, who: Deployment) -> None:
+        self.said: list[str] = []
+        self.told = threading.Event()
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._ask, args=(policy, who), daemon=True)
+        self.thread.start()
+
+    def _ask(self, policy: Rollout, who: Deployment) -> None:
+        try:
+            policy.admit(who, self._waits)
+        except BaseException as error:  # noqa: BLE001 - looked at by the test
+            self.error = error
+
+    def _waits(self, text: str) -> None:
+        self.said.append(text)
+        self.told.set()
+
+    @property
+    def waits(self) -> str:
+        assert self.told.wait(5)
+        assert self.thread.is_alive()
+        return self.said[-1]
+
+    def ended(self) -> BaseException | None:
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+        return self.error
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout, "SAY_EVERY_S", 0.02)
+
+
+A, B, C = want("a/m"), want("b/m"), want("c/m")
+
+
+def until(seen: Callable[[], bool]) -> None:
+    done = threading.Event()
+    for _ in range(500):
+        if seen():
+            return
+        done.wait(0.01)
+    raise AssertionError("not within 5 s")
+
+
+def test_the_others_wait_for_the_canary_and_act_when_it_has_passed() -> None:
+    policy = Rollout([A, B, C])
+    policy.admit(A, pytest.fail)
+    others = [Asking(policy, B), Asking(policy, C)]
+    assert [one.waits for one in others] == ["waits for the canary a/m"] * 2
+    policy.ended("a/m", None, acted=True, passed=True)
+    assert [one.ended() for one in others] == [None, None]
+
+
+def test_nobody_starts_after_a_canary_that_failed() -> None:
+    policy = Rollout([A, B, C])
+    policy.admit(A, pytest.fail)
+    other = Asking(policy, B)
+    assert other.waits
+    policy.ended("a/m", GateFailed("repeats itself"), acted=True)
+    error = other.ended()
+    assert isinstance(error, NotStarted)
+    assert error.what == "not started: the canary a/m failed"
+    with pytest.raises(NotStarted):
+        policy.admit(C, pytest.fail)
+
+
+@pytest.mark.parametrize("error", [Unreachable("dark"), None])
+def test_who_changed_nothing_is_no_canary(error: Unreachable | None) -> None:
+    policy = Rollout([A, B, C])
+    policy.admit(A, pytest.fail)
+    other = Asking(policy, B)
+    assert other.waits == "waits for the canary a/m"
+    policy.ended("a/m", error, acted=False, passed=False)  # cannot be reached, or declined
+    assert other.ended() is None
+    third = Asking(policy, C)
+    assert third.waits == "waits for the canary b/m"
+    policy.ended("b/m", None, acted=True, passed=True)
+    assert third.ended() is None
+
+
+def test_one_that_is_already_as_wanted_has_passed() -> None:
+    policy = Rollout([A, B, C])
+    policy.ended("c/m", None, passed=True)
+    policy.admit(A, pytest.fail)
+    policy.admit(B, pytest.fail)
+
+
+def test_the_first_in_order_is_the_canary_not_the_fastest() -> None:
+    policy = Rollout([A, B, C])
+    second = Asking(policy, B)
+    assert second.waits == "before the canary"
+    policy.admit(A, pytest.fail)
+    until(lambda: second.said[-1] == "waits for the canary a/m")
+
+
+def test_one_that_hangs_before_it_delays_the_election_for_seconds_only() -> None:
+    now = [100.0]
+    policy = Rollout([A, B, C], clock=lambda: now[0])
+    second = Asking(policy, B)
+    assert second.waits == "before the canary"
+    now[0] += rollout.ELECTION_S
+    assert second.ended() is None
+
+
+def test_one_that_ends_before_it_delays_nothing() -> None:
+    policy = Rollout([A, B])
+    policy.ended("a/m", Unreachable("dark"))
+    policy.admit(B, pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("wants", "canary"),
+    [
+        ([A, B], False),
+        ([want("a/m", canary=False), want("b/m", canary=False)], None),
+        ([want("a/m"), want("a/n")], None),
+        ([want("a/m", "one"), want("b/m", "two")], None),
+    ],
+)
+def test_no_canary(wants: list[Deployment], canary: bool | None) -> None:
+    """Not asked for; not by the playbook; one host alone; nobody else with this playbook."""
+    policy = Rollout(wants, canary=canary)
+    for one in wants:
+        policy.admit(one, pytest.fail)
+
+
+def test_the_option_wins_over_the_playbook() -> None:
+    wants = [want("a/m", canary=False), want("b/m", canary=False)]
+    policy = Rollout(wants, canary=True)
+    policy.admit(wants[0], pytest.fail)
+    assert Asking(policy, wants[1]).waits
+
+
+def test_after_so_many_failed_hosts_no_more_are_begun() -> None:
+    policy = Rollout([A, B, C, want("a/n")], canary=False, max_failures=2)
+    policy.ended("a/m", GateFailed("x"), acted=True)
+    policy.ended("a/n", GateFailed("x"), acted=True)
+    assert policy.refusal("b") is None, "one host has failed so far"
+    policy.ended("b/m", Unreachable("x"))
+    refused = policy.refusal("c")
+    assert refused is not None
+    assert refused.what == "not started: a, b failed, and --max-failures is 2"
+    with pytest.raises(NotStarted):
+        policy.admit(C, pytest.fail)
+
+
+def test_what_others_ended_is_no_failure() -> None:
+    policy = Rollout([A, B], canary=False, max_failures=1)
+    policy.ended("a/m", NotStarted("x"))
+    policy.ended("a/m", GateFailed("the first word counts"))
+    policy.ended("b/m", Interrupted("x"))
+    assert policy.refusal("b") is None
+
+
+def test_an_interrupt_ends_the_wait() -> None:
+    cancel = Cancel()
+    policy = Rollout([A, B], cancel=cancel)
+    policy.admit(A, pytest.fail)
+    other = Asking(policy, B)
+    assert other.waits
+    cancel.ask()
+    assert isinstance(other.ended(), Interrupted)
+
+
+def test_who_waits_has_no_slot() -> None:
+    slots: Any = Slots(1)
+    policy = Rollout([A, B], slots=slots)
+    slots.take()
+    second = Asking(policy, B)
+    assert second.waits
+    taken = threading.Thread(target=slots.take, daemon=True)
+    taken.start()
+    taken.join(5)
+    assert not taken.is_alive(), "the slot of the one that waits is free"
+    policy.ended("a/m", None, passed=True)
+    slots.give_back()
+    assert second.ended() is None
