@@ -45,7 +45,7 @@ class RestartStop(StopStep):
             return plan
         refused = self.successor_refused(want, facts, state)
         change = dataclasses.replace(stop_ours(want, job, False), reason=REASON)
-        return refused or Plan.change(REASON, change)
+        return refused or Plan.change(REASON, change, *self.left_changes(want, fact))
 
 
 class RestartLaunch(LaunchStep):

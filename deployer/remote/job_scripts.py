@@ -34,6 +34,41 @@ value() {
 }
 """
 
+MARKED = r"""marked() {
+  # Running processes that are provably of a job of $2 below the root $1: "PID ID" lines. Their
+  # environment names it, or they hold its log open for writing, as only what the job started does:
+  # a title that was written over the environment hides the first. Processes of another PID
+  # namespace have marks and paths of their own.
+  mk_namespace=$(readlink /proc/self/ns/pid)
+  {
+    if printf 'a\0b=1\0' | grep -qzxF 'b=1' 2>/dev/null; then
+      grep -lzxF -e "DEPLOYER_JOBS=$1" /proc/[0-9]*/environ 2>/dev/null
+    else
+      for mk_file in /proc/[0-9]*/environ; do
+        ! tr '\0' '\n' <"$mk_file" 2>/dev/null | grep -qxF -e "DEPLOYER_JOBS=$1" ||
+          printf '%s\n' "$mk_file"
+      done
+    fi | while read -r mk_file; do
+      mk_pid=${mk_file#/proc/}
+      mk_id=$(tr '\0' '\n' <"$mk_file" 2>/dev/null | awk -v mark="DEPLOYER_JOB=$2/" '
+        index($0, mark) == 1 { print substr($0, length(mark) + 1); exit }')
+      [ -z "$mk_id" ] || printf '%s %s\n' "${mk_pid%/environ}" "$mk_id"
+    done
+    ls -l /proc/[0-9]*/fd 2>/dev/null | awk -v base="$1/$2/" '
+      /^\/proc\/[0-9]+\/fd:$/ { split($0, p, "/"); pid = p[3]; next }
+      substr($0, 3, 1) == "w" && (at = index($0, " -> " base)) {
+        path = substr($0, at + 4 + length(base))
+        sub(/ \(deleted\)$/, "", path)
+        if (path ~ /^[^\/]+\/log$/) { sub(/\/log$/, "", path); print pid, path }
+      }'
+  } | sort -u | while read -r mk_pid mk_id; do
+    if [ "$(readlink "/proc/$mk_pid/ns/pid" 2>/dev/null)" = "$mk_namespace" ]; then
+      printf '%s %s\n' "$mk_pid" "$mk_id"
+    fi
+  done
+}
+"""
+
 _REPORT = r"""report() {
   # $1 inode and $2 offset to read the log from ('tail' N: its last N bytes), $3 most bytes.
   # Offsets count all bytes ever logged: log.base is what rotation has taken away.
@@ -269,29 +304,16 @@ report tail 0 0
 # but the wrapper, which writes the end; KILL likewise; KILLALL the wrapper too.
 SURVEY = (
     STAT
+    + MARKED
     + r"""job=$1/$2/$3
-mark=DEPLOYER_JOB=$2/$3
-place=DEPLOYER_JOBS=$1
 main=$4 main_start=$5 boot=$6 session=$7 action=$8
 read -r boot_now </proc/sys/kernel/random/boot_id
 if [ "$boot" != "$boot_now" ]; then printf 'end\n'; exit 0; fi
 value leader; leader=$val
-printf 'a\0%s\0' "$mark" | grep -qzxF -e "$mark" 2>/dev/null && fast=yes || fast=no
 marked=
-if [ "$fast" = yes ]; then
-  for found in $(grep -lzxF -e "$mark" /proc/[0-9]*/environ 2>/dev/null); do
-    grep -qzxF -e "$place" "$found" 2>/dev/null || continue
-    found=${found#/proc/}
-    marked="$marked ${found%/environ}"
-  done
-else
-  for found in /proc/[0-9]*; do
-    lines=$(tr '\0' '\n' <"$found/environ" 2>/dev/null | grep -xF -e "$mark" -e "$place" | sort -u)
-    case $lines in *"
-"*) marked="$marked ${found#/proc/}" ;; esac
-  done
-fi
-namespace=$(readlink /proc/self/ns/pid)
+for found in $(marked "$1" "$2" | awk -v id="$3" '$2 == id { print $1 }'); do
+  marked="$marked $found"
+done
 holder=gone
 if stat_of "$session"; then
   if [ "$st_start" = "$leader" ]; then holder=ours; else holder=other; fi
@@ -305,9 +327,7 @@ member() {
   if [ "$1" = "$main" ] && [ "$st_start" = "$main_start" ]; then role=main; return 0; fi
   if [ "$1" = "$session" ] && [ "$st_start" = "$leader" ]; then role=wrapper; return 0; fi
   case " $marked " in
-    *" $1 "*)
-      # A container's processes are seen on its host, with marks of their own.
-      if [ "$(readlink "/proc/$1/ns/pid")" = "$namespace" ]; then role=marked; return 0; fi ;;
+    *" $1 "*) role=marked; return 0 ;;
   esac
   [ "$st_session" = "$session" ] || return 1
   [ "$st_start" -ge "${leader:-$main_start}" ] || return 1

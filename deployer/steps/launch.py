@@ -95,7 +95,7 @@ class LaunchStep(Step):
             return Plan.unknown("venv", "unknown until venv has built the engine")
         if not fact.weights or state.manifest is None:
             return Plan.unknown("shards", "unknown until shards has brought the weights")
-        if job is not None and (job.alive or job.members):
+        if (job is not None and job.alive) or fact.leftovers:
             return Plan.unknown("stop", "unknown until stop has ended the other launch")
         if fact.listening:
             return Plan.unknown("stop", f"unknown until port {want.port} is free")
@@ -116,7 +116,7 @@ class LaunchStep(Step):
         attach = self._joinable(context, fact)
         if attach is not None:
             fall.join(attach[1])
-        elif fact.job is not None and not fact.job.members:
+        elif fact.job is not None and not fact.leftovers:
             # It died by itself: no stop has ended what left its session, or cleared its files.
             self._end_rest(context, fact.job.identity)
         last: tuple[Launch, LaunchFailed] | None = None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from deployer.deployment import Deployment
 from deployer.model import Probe, ProbeOutput
+from deployer.remote.job_scripts import MARKED
 from deployer.remote.jobs import ROOT, JobIdentity
 from deployer.sglang.compat import Problem, check
 from deployer.sglang.mtphead import has_head, headless
@@ -16,7 +17,9 @@ from deployer.steps.server_wanted import LaunchNote, server_job_name
 
 SERVER_COMMAND = re.compile(r"sglang[./]launch_server|\bsglang serve\b")
 
-SCRIPT = r"""
+SCRIPT = (
+    MARKED
+    + r"""
 put() { printf '%s=%s\n' "$1" "$2"; }
 stat_of() {
   st_line=
@@ -34,6 +37,8 @@ session=
 if [ -n "$id" ] && [ -d "$root/$name/$id" ]; then
   put job_id "$id"
   put job_name "$name"
+  leader=
+  { IFS= read -r leader <"$root/$name/$id/leader"; } 2>/dev/null
   for file in pid start boot session exit fingerprint launch verdict; do
     value=
     [ ! -f "$root/$name/$id/$file" ] || IFS= read -r value <"$root/$name/$id/$file"
@@ -47,9 +52,17 @@ if [ -n "$id" ] && [ -d "$root/$name/$id" ]; then
   done
   if [ "$job_boot" = "$boot" ]; then
     if [ -n "$pid" ] && stat_of "$pid"; then put job_stat "$st_start $st_state"; fi
+    # Once its leader is gone, the session's number may have become another's.
+    cgroup=any
+    if ! stat_of "${session:-$pid}"; then
+      cgroup=$(cat "$root/$name/$id/cgroup" 2>/dev/null)
+    elif [ -n "$leader" ] && [ "$st_start" != "$leader" ]; then
+      cgroup=
+    fi
     for folder in /proc/[0-9]*; do
       if stat_of "${folder#/proc/}" && [ "$st_session" = "${session:-$pid}" ] \
-        && [ "$st_start" -ge "${start:-0}" ]; then
+        && [ "$st_start" -ge "${start:-0}" ] && [ -n "$cgroup" ]; then
+        [ "$cgroup" = any ] || [ "$(cat "$folder/cgroup" 2>/dev/null)" = "$cgroup" ] || continue
         put member "${folder#/proc/} $st_start $st_state"
       fi
     done
@@ -88,8 +101,12 @@ fi
 put libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 value=
 { read -r value </sys/module/nvidia/version; } 2>/dev/null && put driver "$value"
+marked "$root" "$name" | while read -r pid id; do
+  ! stat_of "$pid" || put marked "$pid $st_start $st_session $st_state $id"
+done
 :
 """
+)
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,20 @@ class PortOwner:
 
 
 @dataclass(frozen=True)
+class LeftBehind:
+    """A running process of a launch of this deployment that has died; `launch` is its id.
+
+    Its environment names the launch, or it holds the launch's log open for writing. It has left
+    the launch's session, or the launch is not the newest.
+    """
+
+    pid: int
+    start: int
+    state: str
+    launch: str
+
+
+@dataclass(frozen=True)
 class ServerFact:
     """The server as seen now. `asked` False: the probe did not come to its end (`problem`)."""
 
@@ -146,6 +177,19 @@ class ServerFact:
     driver: str | None = None
     head: bool | None = None
     """Do the tensors of the index include an MTP head? None without an index."""
+
+    left: tuple[LeftBehind, ...] = ()
+    """Not of a launch that is alive."""
+
+    @property
+    def leftovers(self) -> dict[str, tuple[int, ...]]:
+        """Launch id -> pids of what is provably left of a dead launch, its session included."""
+        found: dict[str, tuple[int, ...]] = {}
+        if self.job is not None and not self.job.alive and self.job.members:
+            found[self.job.identity.id] = self.job.members
+        for one in self.left:
+            found[one.launch] = (*found.get(one.launch, ()), one.pid)
+        return {launch: tuple(sorted(pids)) for launch, pids in found.items()}
 
     @property
     def strangers(self) -> tuple[PortOwner, ...]:
@@ -184,7 +228,9 @@ def parse_server(output: ProbeOutput) -> ServerFact:
     if output.timed_out:
         return ServerFact(asked=False, problem="the look at the server's processes timed out")
     values: dict[str, str] = {}
-    lists: dict[str, list[str]] = {"member": [], "owner": [], "listen": [], "engine": []}
+    lists: dict[str, list[str]] = {
+        **{"member": [], "owner": [], "listen": [], "engine": [], "marked": []}
+    }
     for line in output.text.split("\n"):
         key, found, value = line.partition("=")
         if not found:
@@ -196,9 +242,11 @@ def parse_server(output: ProbeOutput) -> ServerFact:
     if "now_boot" not in values:
         told = output.error_text.strip().split("\n")[-1]
         return ServerFact(asked=False, problem=f"the look at the server failed: {told}")
+    job = _job(values, lists["member"])
     return ServerFact(
         boot=values["now_boot"],
-        job=_job(values, lists["member"]),
+        job=job,
+        left=_left(job, lists["marked"]),
         listening=bool(lists["listen"]),
         owners=tuple(owner for line in lists["owner"] if (owner := _owner(line))),
         venv=values.get("venv") == "yes",
@@ -236,6 +284,20 @@ def _job(values: dict[str, str], members: list[str]) -> ServerJob | None:
         tuple(_number(one[0]) for one in running if len(one) == 3 and one[2] not in {"Z", "X"}),
         tuple(_number(one[0]) for one in running if len(one) == 3 and one[2] == "D"),
     )
+
+
+def _left(job: ServerJob | None, lines: list[str]) -> tuple[LeftBehind, ...]:
+    found = []
+    for line in lines:
+        fields = line.split(" ")
+        if len(fields) != 5 or fields[3] in {"Z", "X"}:
+            continue
+        one = LeftBehind(_number(fields[0]), _number(fields[1]), fields[3], fields[4])
+        own = job is not None and one.launch == job.identity.id
+        if own and job is not None and (job.alive or one.pid in job.members):
+            continue
+        found.append(one)
+    return tuple(found)
 
 
 def _owner(line: str) -> PortOwner | None:

@@ -35,6 +35,7 @@ from deployer.steps.stop_told import (
     RELEASE_S,
     StopAdopted,
     StopOurs,
+    alone,
     failed_again,
     memory_lost,
     others,
@@ -42,6 +43,7 @@ from deployer.steps.stop_told import (
     runs,
     still_there,
     stop_adopted,
+    stop_left,
     stop_ours,
 )
 
@@ -85,15 +87,17 @@ class StopStep(Step):
             return fix
         if job is not None and job.stuck:
             return reboot(want, job)
-        if job is not None and (job.alive or job.members):
-            if job.alive and state.manifest is None:
+        left = fact.leftovers
+        if job is not None and job.alive:
+            if state.manifest is None:
                 return Plan.unknown("shards", "unknown until shards has pinned the weights")
-            wanted = job.alive and is_wanted(want, state.manifest, job.fingerprint, job.launch)
+            wanted = is_wanted(want, state.manifest, job.fingerprint, job.launch)
             if wanted and not fact.strangers:
-                return Plan.nothing(runs(want, job))
-            if job.alive and not self.retry and (failed := failed_before(state, want)):
+                return Plan.nothing(runs(want, job, left))
+            if not self.retry and (failed := failed_before(state, want)):
                 return failed_again(want, job, fact.serving, failed, state)
             changes.append(stop_ours(want, job, wanted))
+        changes += self.left_changes(want, fact)
         changes += [stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
         if not changes:
             return Plan.nothing(f"no server runs and port {want.port} is free")
@@ -137,15 +141,27 @@ class StopStep(Step):
         if fact is None or not fact.asked:
             return Plan.unknown("container", "unknown until the guest can be asked")
         job = fact.job
-        if job is None or not (job.alive or job.members):
-            return Plan.nothing(f"no launch of {want.id} runs")
-        if job.stuck:
+        if job is not None and job.stuck:
             return reboot(want, job)
-        change = stop_ours(want, job, False)
-        return Plan.change(
-            ASKED_FOR,
-            dataclasses.replace(change, reason=ASKED_FOR, undo="`deploy up` starts it again"),
-        )
+        changes = self.left_changes(want, fact)
+        if job is not None and job.alive:
+            change = stop_ours(want, job, False)
+            undo = "`deploy up` starts it again"
+            changes.insert(0, dataclasses.replace(change, reason=ASKED_FOR, undo=undo))
+        if not changes:
+            return Plan.nothing(f"no launch of {want.id} runs{alone(want, fact)}")
+        return Plan.change(ASKED_FOR, *changes)
+
+    @staticmethod
+    def left_changes(want: Deployment, fact: ServerFact) -> list[Change]:
+        """End what dead launches have left, wherever it went; only what is provably ours."""
+        job = fact.job
+        return [
+            stop_ours(want, job, False, pids)
+            if job is not None and job.identity.id == launch
+            else stop_left(want, launch, pids, fact.boot)
+            for launch, pids in fact.leftovers.items()
+        ]
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Stops what the plan names, then proves: no process, port free, GPU memory given back."""
@@ -186,13 +202,16 @@ class StopStep(Step):
     def _ours(self, context: StepContext, job: JobIdentity) -> None:
         want, rules = context.want, context.want.playbook.stop
         jobs = context.jobs(want.guest)
-        self._drain(context, job, lambda: jobs.poll(job).alive)
-        files = held(context, job)
+        files = []
+        if job.session > 0:
+            self._drain(context, job, lambda: jobs.poll(job).alive)
+            files = held(context, job)
         proof = jobs.stop(job, grace_s=rules.grace_s, kill_s=rules.kill_s, main_first=True)
         if not proof.stopped:
             raise still_there(want, f"launch {job.id}", proof.survivors, proof.how)
         context.note(f"launch {job.id}: {proof.how}")
-        clear(context, job, files)
+        if job.session > 0:
+            clear(context, job, files)
 
     def _drain(self, context: StepContext, job: JobIdentity, alive: Callable[[], bool]) -> None:
         limit_s = context.want.playbook.stop.drain_s
@@ -238,7 +257,7 @@ class StopStep(Step):
         while True:
             answer = context.on(want.guest).run(script, timeout_s=30)
             fact = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
-            left = fact.job.members if fact.job else ()
+            left = (*(fact.job.members if fact.job else ()), *(one.pid for one in fact.left))
             if fact.asked and not fact.listening and not left:
                 return f"port {want.port} free"
             if others_may_stay and not left and fact.owners and not any(map(marked, fact.owners)):

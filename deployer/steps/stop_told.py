@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deployer.deployment import Deployment
@@ -60,14 +61,26 @@ def others(want: Deployment, fact: ServerFact) -> Plan | None:
     return None
 
 
-def runs(want: Deployment, job: ServerJob) -> str:
-    """That the wanted launch runs, and what is less than asked for."""
+def alone(want: Deployment, fact: ServerFact) -> str:
+    """Who has the port though nothing of ours runs; '' when nobody has it."""
+    if not fact.listening:
+        return ""
+    shown = "; ".join(f"pid {one.pid} ({one.command[:200]})" for one in fact.owners)
+    return f"; port {want.port} is held by {shown or 'a process not seen'}, which is left alone"
+
+
+def runs(want: Deployment, job: ServerJob, left: Mapping[str, tuple[int, ...]]) -> str:
+    """That the wanted launch runs, what is less than asked for, and what earlier ones have left."""
     text = f"the wanted server runs; launch {job.identity.id}"
     if job.launch.variant != want.variant_name:
         text += (
             f"; {job.launch.degraded}; `deploy restart {want.id} --variant {want.variant_name}` "
             f"tries {want.variant_name} again"
         )
+    for launch, pids in left.items():
+        text += f"; launch {launch}, which is dead, left pid {', '.join(map(str, pids))}"
+    if left:
+        text += f" (`deploy restart {want.id}` ends them too)"
     return text
 
 
@@ -87,11 +100,31 @@ def failed_again(
     )
 
 
-def stop_ours(want: Deployment, job: ServerJob, wanted: bool) -> Change:
-    """The change that ends our own launch; `wanted`: it is the wanted one, without its port."""
+def stop_left(want: Deployment, launch: str, pids: tuple[int, ...], boot: str) -> Change:
+    """The change that ends what is left of a launch which is not the newest."""
+    # No number of its main process is known, and none is needed: they are found by their marks.
+    job = JobIdentity(server_job_name(want), launch, -1, -1, boot, -1)
+    shown = ", ".join(map(str, pids))
+    return Change(
+        f"stop what is left of launch {launch} (pid {shown})",
+        f"launch {launch} died and left processes: {shown}",
+        Procedure(
+            want.guest,
+            "TERM to each process that is marked as this launch's, then KILL; proof: none is left",
+            StopOurs(job),
+        ),
+        "none: its launch is over",
+    )
+
+
+def stop_ours(want: Deployment, job: ServerJob, wanted: bool, left: tuple[int, ...] = ()) -> Change:
+    """The change that ends our own launch; `wanted`: it is the wanted one, without its port.
+
+    `left`: of a dead launch, all its processes.
+    """
     ident = job.identity
     if not job.alive:
-        reason = f"launch {ident.id} died and left processes: {', '.join(map(str, job.members))}"
+        reason = f"launch {ident.id} died and left processes: {', '.join(map(str, left))}"
     elif wanted:
         reason = f"launch {ident.id} lost its port to another process and will not get it back"
     else:

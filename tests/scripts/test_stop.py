@@ -20,8 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
 from serverworld import FakeTransport, deployment, fact, facts, state
 
 from deployer.deployment import Deployment
+from deployer.down import Down
 from deployer.events import Bus, Event
-from deployer.model import Facts, Where
+from deployer.model import Facts, PlanState, ProbeOutput, Where
 from deployer.remote.jobs import JobIdentity, Jobs, new_job_id
 from deployer.remote.transport import Answer
 from deployer.steps import server_facts, stop_leftovers
@@ -60,6 +61,7 @@ def hide(title, new_session, bare):
 
 hide("sglang::schedul", False, True)
 hide("kworker/0:1", True, False)
+hide("rcu_preempt", True, True)
 shm = os.open("/dev/shm/torch_" + name, os.O_RDWR | os.O_CREAT, 0o600)
 os.ftruncate(shm, 4096)
 memory = mmap.mmap(shm, 4096)
@@ -133,6 +135,19 @@ class Stage:
     def told(self) -> str:
         return "\n".join(getattr(event, "text", "") for event in self.events)
 
+    def look(self) -> Facts:
+        """What the step's own probe sees on this machine."""
+        [probe] = Down().probes(self.want)
+        answer = self.context.on(Where.GUEST).run(probe.script, timeout_s=30)
+        return facts(probe.parse(ProbeOutput(answer.exit, answer.stdout, answer.stderr)))
+
+    def die(self) -> None:
+        """Its session dies of KILL; what has left it lives."""
+        session = [pid for pid in pids() if session_of(pid) == self.job.session]
+        for pid in session:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: not any(map(running, session)), "the end of the session")
+
     def stop(self) -> None:
         job = ServerJob(self.job, True, "", "old", LaunchNote("mtp"), "", (self.job.pid,), ())
         seen = facts(fact(job=job))
@@ -154,6 +169,17 @@ def running(pid: int) -> bool:
     except OSError:
         return False
     return text.rpartition(") ")[2].split()[0] not in "ZX"
+
+
+def pids() -> list[int]:
+    return [int(one.name) for one in Path("/proc").iterdir() if one.name.isdigit()]
+
+
+def session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return -1
 
 
 def free_port() -> int:
@@ -200,7 +226,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         stage = Stage(want, context, job, tmp_path, name, events)
         made.append(stage)
         until((tmp_path / "up").exists, "the server's start")
-        until(lambda: len(stage.hidden) == 2, "the hidden processes")
+        until(lambda: len(stage.hidden) == 3, "the hidden processes")
         return stage
 
     yield start
@@ -311,3 +337,59 @@ def test_but_not_for_ever(begin: Callable[..., Stage]) -> None:
     stage.stop()
     assert "2 requests still ran after 2 s of draining" in stage.told()
     assert not running(stage.job.pid)
+
+
+def test_down_finds_what_left_a_dead_launch_and_nothing_else(begin: Callable[..., Stage]) -> None:
+    """One is marked by its environment, one only holds the log; both ignore TERM, renamed."""
+    stage = begin()
+    stage.die()
+    left = [pid for pid in stage.hidden if running(pid)]
+    assert len(left) == 2
+    assert all(session_of(pid) != stage.job.session for pid in left)
+    folder = Path(stage.context.root) / stage.job.name / stage.job.id
+    other = {**os.environ, "DEPLOYER_JOBS": stage.context.root, "DEPLOYER_JOB": "server-qwen2/1"}
+    sleep = [sys.executable, "-S", "-c", "import time; time.sleep(7400)"]
+    with (folder / "log").open("rb") as log:
+        strangers = [
+            subprocess.Popen(sleep, stdin=log),
+            subprocess.Popen(sleep, cwd=folder),
+            subprocess.Popen(sleep, env=other),
+        ]
+    down = Down()
+    try:
+        before = stage.look()
+        plan = down.plan(stage.want, before, stage.context.state)
+        assert plan.state is PlanState.CHANGES
+        told = f"launch {stage.job.id} died and left processes: {', '.join(map(str, sorted(left)))}"
+        assert [change.reason for change in plan.changes] == [told]
+        down.apply(stage.context, before, plan)
+        assert not [pid for pid in left if running(pid)]
+        assert all(one.poll() is None for one in strangers)
+        after = down.plan(stage.want, stage.look(), stage.context.state)
+        assert (after.state, after.reason) == (PlanState.NOTHING, "no launch of kpro5/qwen runs")
+        assert "stopped: no process left" in stage.told()
+    finally:
+        for one in strangers:
+            one.kill()
+            one.wait()
+
+
+def test_down_ends_what_an_earlier_launch_has_left(begin: Callable[..., Stage]) -> None:
+    stage = begin()
+    stage.die()
+    left = [pid for pid in stage.hidden if running(pid)]
+    jobs = stage.context.jobs(Where.GUEST)
+    newer = jobs.start(stage.job.name, new_job_id(), "exec sleep 7400")
+    try:
+        down, seen = Down(), stage.look()
+        plan = down.plan(stage.want, seen, stage.context.state)
+        assert [change.title.partition(" (")[0] for change in plan.changes] == [
+            f"stop launch {newer.id}",
+            f"stop what is left of launch {stage.job.id}",
+        ]
+        down.apply(stage.context, seen, plan)
+        assert not [pid for pid in (*left, newer.pid) if running(pid)]
+        after = down.plan(stage.want, stage.look(), stage.context.state)
+        assert after.state is PlanState.NOTHING
+    finally:
+        jobs.stop(newer, grace_s=0.1)

@@ -20,12 +20,16 @@ from serverworld import (
     state,
 )
 
+from deployer.down import Down
 from deployer.errors import StepBlocked, StepFailed
 from deployer.model import Facts, PlanState, ProbeOutput, Procedure
 from deployer.remote.jobs import ROOT, StopProof
 from deployer.remote.transport import Answer
+from deployer.restart import RestartStop
 from deployer.state import Launch
+from deployer.steps.launch import LaunchStep
 from deployer.steps.server_facts import (
+    LeftBehind,
     ServerFact,
     parse_server,
     server_script_text,
@@ -296,6 +300,13 @@ def test_the_probe_sees_a_real_listener_and_our_job(shell: str, tmp_path: Path) 
     assert seen.listening
     assert [one.pid for one in seen.owners] == [os.getpid()]
     assert seen.serving
+    # The number of its session belongs to another now: its leader started at another time.
+    (folder / "leader").write_text("1\n", encoding="utf-8")
+    (folder / "pid").write_text("4194304\n", encoding="utf-8")
+    answer = LocalTransport(shell_path(shell, tmp_path)).run(script)
+    seen = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
+    assert seen.job is not None and not seen.job.alive
+    assert (seen.job.members, seen.leftovers) == ((), {})
 
 
 def test_a_probe_without_an_answer() -> None:
@@ -333,3 +344,57 @@ def test_down_leaves_the_port_to_a_stranger_who_has_it(job: str, stays: bool) ->
     assert own.launches[0].verdict == "stopped"
     assert any("nginx -g daemon), which is left" in getattr(one, "text", "") for one in events)
     assert clock.time < 1010
+
+
+OLD, NEW = "20261129-000000-0001", IDENTITY.id
+LEFT = (LeftBehind(5001, 2000, "S", NEW), LeftBehind(77, 100, "S", OLD))
+
+
+def test_down_stops_what_dead_launches_left() -> None:
+    dead = fact(boot=BOOT, job=server_job(WANT, alive=False), left=LEFT)
+    for step in (Down(), StopStep()):
+        plan = step.plan(WANT, facts(dead), state())
+        assert plan.state is PlanState.CHANGES
+        jobs = [change.action.data.job for change in plan.changes]  # type: ignore[union-attr]
+        assert [(job.id, job.session) for job in jobs] == [(NEW, 4240), (OLD, -1)]
+        assert [change.reason.rpartition(": ")[2] for change in plan.changes] == ["5001", "77"]
+    assert LaunchStep().plan(WANT, facts(dead), state()).state is PlanState.UNKNOWN
+    never = fact(boot=BOOT, left=LEFT[1:])
+    assert Down().plan(WANT, facts(never), state()).state is PlanState.CHANGES
+
+
+def test_the_wanted_server_is_not_stopped_for_what_an_earlier_one_left() -> None:
+    runs = fact(job=server_job(WANT), owners=(owner(),), listening=True, left=LEFT[1:])
+    plan = StopStep().plan(WANT, facts(runs), state())
+    assert plan.state is PlanState.NOTHING
+    assert f"launch {OLD}, which is dead, left pid 77" in plan.reason
+    assert len(Down().plan(WANT, facts(runs), state()).changes) == 2
+    assert len(RestartStop().plan(WANT, facts(runs), state()).changes) == 2
+
+
+def test_down_names_who_has_the_port_and_leaves_it() -> None:
+    seen = fact(owners=(owner(99, "python -m http.server"),), listening=True)
+    plan = Down().plan(WANT, facts(seen), state())
+    assert plan.state is PlanState.NOTHING
+    assert (
+        "port 30000 is held by pid 99 (python -m http.server), which is left alone" in plan.reason
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (f"marked=5001 2000 5001 S {NEW}", (5001,)),
+        (f"marked=5001 2000 5001 Z {NEW}", ()),
+        (f"marked=5001 2000 5001 S {OLD}", (5001,)),
+        ("marked=5001 2000", ()),
+        ("marked=", ()),
+    ],
+)
+def test_who_is_left_of_a_dead_launch(line: str, found: tuple[int, ...]) -> None:
+    head = [f"now_boot={BOOT}", f"job_id={NEW}", f"job_boot={BOOT}", "job_pid=4242"]
+    head += ["job_start=1000", "job_session=4240"]
+    dead = parse_server(ProbeOutput(0, "\n".join([*head, line]).encode(), b""))
+    assert tuple(one.pid for one in dead.left) == found
+    living = parse_server(ProbeOutput(0, "\n".join([*head, "job_stat=1000 S", line]).encode(), b""))
+    assert [one.launch for one in living.left] == ([OLD] if OLD in line else [])
