@@ -37,6 +37,13 @@ def copy_from_peer(job: Job, token: str, words: list[str]) -> int:
     return peer.child(job)
 
 
+def measure(job: Job, token: str, words: list[str]) -> int:
+    """How fast bytes come from a source; a JSON line."""
+    from deployer.agents.fetch import measure as measuring
+
+    return measuring.mode(job, token, words)
+
+
 def hf_child(job: Job, token: str, words: list[str]) -> int:
     """Worker child in the venv's own Python: huggingface_hub with hf_xet."""
     from deployer.agents.fetch import xet
@@ -80,6 +87,7 @@ MODES: dict[str, Callable[[Job, str, list[str]], int]] = {
     "clean": clean,
     "peer": copy_from_peer,
     "hf-child": hf_child,
+    "measure": measure,
 }
 
 

@@ -96,6 +96,10 @@ class Peer:
     port: int
     path: str
     identity_file: str | None = None
+    known_hosts: str | None = None
+    """A file that is read instead of the user's own and the machine's."""
+    lends: bool = False
+    """It answers range requests (mode `lend`); else rsync is spoken."""
 
     @classmethod
     def parse(cls, row: Any) -> Peer:
@@ -108,7 +112,10 @@ class Peer:
         words = [_text(given, name, "peer: ") for name in ("address", "user", "path")]
         if key is not None and not isinstance(key, str):
             raise ValueError(f"peer: identity_file {key!r}")
-        return cls(words[0], words[1], port, words[2], key)
+        known = given.get("known_hosts") or None
+        if known is not None and not isinstance(known, str):
+            raise ValueError(f"peer: known_hosts {known!r}")
+        return cls(words[0], words[1], port, words[2], key, known, given.get("lends") is True)
 
 
 @dataclass(frozen=True)

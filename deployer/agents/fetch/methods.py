@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from deployer.agents.fetch.borrow import ENDPOINT as PEER
 from deployer.agents.fetch.common import DENIED, MALFORMED, MISMATCH, NOT_FOUND
 from deployer.agents.fetch.manifest import Job
 
@@ -80,6 +81,16 @@ def ladder(job: Job, token: str, environ: Mapping[str, str]) -> list[Method]:
             ]
             if not job.mirrors:
                 found.append(Method(name, obstacle=lambda: "none is configured"))
+        elif job.peer is not None and job.peer.lends:
+            found.append(
+                Method(
+                    f"peer {job.peer.address}",
+                    agent("range", PEER),
+                    plain,
+                    lambda: _lacking("ssh"),
+                    _OF_ANOTHER_SOURCE,
+                )
+            )
         else:
             found.append(
                 Method(
@@ -97,7 +108,11 @@ def ladder(job: Job, token: str, environ: Mapping[str, str]) -> list[Method]:
 def _no_peer(job: Job) -> str:
     if job.peer is None:
         return "none is configured"
-    lacking = [name for name in ("rsync", "ssh") if shutil.which(name) is None]
+    return _lacking("rsync", "ssh")
+
+
+def _lacking(*programs: str) -> str:
+    lacking = [name for name in programs if shutil.which(name) is None]
     return f"{' and '.join(lacking)} not installed on this machine" if lacking else ""
 
 

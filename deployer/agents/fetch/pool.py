@@ -15,6 +15,8 @@ import threading
 import time
 from collections import deque
 
+from deployer.agents.fetch.borrow import ENDPOINT as PEER
+from deployer.agents.fetch.borrow import Lender
 from deployer.agents.fetch.common import BLOCK, MISMATCH, Fatal, Stopped, log, warn
 from deployer.agents.fetch.gauge import Gauge, Reporter
 from deployer.agents.fetch.hubhttp import Hub
@@ -31,14 +33,14 @@ END_S = 2.0
 
 
 class Download:
-    """The pool. `endpoint`: whom to ask, the job's own or a mirror."""
+    """The pool. `endpoint`: whom to ask, the job's own, a mirror, or the peer that lends."""
 
     def __init__(self, job: Job, token: str, reporter: Reporter, endpoint: str) -> None:
         self.job, self.reporter = job, reporter
         self.gauge = Gauge(job.total, len(job.files))
         self.gauge.shards, self.gauge.phase = self.shards, self.phase
         self.stop = Stop()
-        self.hub = Hub(job, token, endpoint)
+        self.hub = Lender(job) if endpoint == PEER else Hub(job, token, endpoint)
         self.throttle = Throttle(job.limits.bwlimit_bytes_per_s, job.connections)
         self.landing = Landing(job, self.gauge, self.stop.check)
         self.changed = threading.Condition()

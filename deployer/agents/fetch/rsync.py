@@ -44,6 +44,9 @@ def ssh_words(peer: Peer, cipher: str) -> list[str]:
         words += ["-c", cipher]
     if peer.identity_file:
         words += ["-i", peer.identity_file, "-o", "IdentitiesOnly=yes"]
+    if peer.known_hosts:
+        words += ["-o", f"UserKnownHostsFile={peer.known_hosts}"]
+        words += ["-o", "GlobalKnownHostsFile=/dev/null"]
     return [*words, "-p", str(peer.port), "-l", peer.user]
 
 

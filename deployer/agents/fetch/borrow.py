@@ -1,0 +1,190 @@
+"""Range requests to a machine that lends its files: each connection is one ssh of its own.
+
+So every stream has its own cipher thread, nothing listens on a port, and no side needs rsync.
+"""
+
+# Paths are plain strings here, as everywhere in the agent.
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import socket
+import subprocess
+import tempfile
+import threading
+from typing import IO
+
+from deployer.agents.fetch.common import GAVE_UP, Fatal, Unreached
+from deployer.agents.fetch.hubhttp import Body, Hub
+from deployer.agents.fetch.manifest import File, Job, Peer
+from deployer.agents.fetch.rsync import ssh_words
+
+ENDPOINT = "http://peer"
+"""The name under which the pool knows it; no name that is looked up."""
+CIPHERS = (
+    "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com"
+    ",aes128-ctr,aes256-ctr"
+)
+"""The first that the other side has: AES in hardware is the fastest where there is one."""
+BUFFER = 1 << 20
+"""Between ssh and us: fewer, longer reads."""
+END_S = 5.0
+LAST_WORDS_S = 0.3
+NEVER = ("Permission denied", "Host key verification failed", "No matching", "Bad configuration")
+"""What ssh says of causes that do not pass by themselves."""
+
+
+class Connection(http.client.HTTPConnection):
+    """An HTTP connection whose bytes go through an ssh."""
+
+    def __init__(self, peer: Peer, timeout_s: float) -> None:
+        super().__init__("peer", timeout=timeout_s)
+        self.peer = peer
+        self.process: subprocess.Popen[bytes] | None = None
+        self.errors: IO[bytes] | None = None
+        self.said = ""
+
+    def connect(self) -> None:
+        """Starts the ssh; whether it reaches the other side shows with the first bytes."""
+        near, far = socket.socketpair()
+        for end in (near, far):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER)
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        with far:
+            # When we die, however, the socket ends and the ssh with it.
+            self.process = subprocess.Popen(
+                [*ssh_words(self.peer, CIPHERS), "--", self.peer.address, "lend"],
+                stdin=far.fileno(),
+                stdout=far.fileno(),
+                stderr=self.errors,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        near.settimeout(self.timeout)
+        self.sock = near
+
+    def why(self) -> str:
+        """What ssh said of its end, '' while it runs or when it said nothing."""
+        if self.process is None or self.errors is None:
+            return self.said
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        if self.process is None or self.process.returncode != 255:
+            return ""
+        self.errors.seek(0)
+        lines = self.errors.read().decode("utf-8", "replace").splitlines()
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1][:300] if said else "ssh ended with 255"
+
+    def close(self) -> None:
+        """Ends the ssh too; what it said of an end of its own is kept."""
+        super().close()
+        if self.process is not None:
+            # One that ends by itself has closed its side of the socket a moment before.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(LAST_WORDS_S)
+                self.said = self.why()
+        process, self.process = self.process, None
+        if process is not None:
+            process.terminate()
+            try:
+                process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self.errors is not None:
+            self.errors.close()
+            self.errors = None
+
+
+class Kept(Body):
+    """A body whose connection serves the next request, when it was read to its end."""
+
+    def __init__(self, body: Body, lender: Lender) -> None:
+        super().__init__(body.connection, body.sock, body.response, (body.start, body.stop))
+        self.lender, self.left, self.closed = lender, body.stop - body.start, False
+
+    def readinto(self, view: memoryview) -> int:
+        """As of Body; never beyond this answer."""
+        got = super().readinto(view[: self.left]) if self.left else 0
+        self.left -= got
+        return got
+
+    def close(self) -> None:
+        """Gives the connection back, or ends it."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.left:
+            super().close()
+        else:
+            self.response.close()
+            self.lender.give_back(self.connection)
+
+
+class Lender(Hub):
+    """The peer of the job as an endpoint. A connection is used again: an ssh costs a handshake."""
+
+    def __init__(self, job: Job) -> None:
+        if job.peer is None:
+            raise Fatal(GAVE_UP, "no peer is configured")
+        super().__init__(job, "", ENDPOINT)
+        self.peer = job.peer
+        self.endpoint = f"{job.peer.user}@{job.peer.address}"
+        self.mirror, self.proxy = True, None
+        self._idle: list[http.client.HTTPConnection] = []
+        self._idle_lock = threading.Lock()
+
+    def open(self, file: File, offset: int, end: int, ranged: bool = True) -> Body:
+        """As of Hub."""
+        return Kept(super().open(file, offset, end, ranged), self)
+
+    def give_back(self, connection: http.client.HTTPConnection) -> None:
+        """A connection without an answer under way."""
+        with self._idle_lock:
+            self._idle.append(connection)
+
+    def connect(self, url: str) -> http.client.HTTPConnection:
+        """One that is open, else a new ssh, not started yet."""
+        with self._idle_lock:
+            if self._idle:
+                return self._idle.pop()
+        return Connection(self.peer, self.limits.recv_timeout_s)
+
+    def reach(self, connection: http.client.HTTPConnection) -> None:
+        """Starts it. Raises Fatal when there is no ssh on this machine."""
+        if connection.sock is not None:
+            return
+        try:
+            connection.connect()
+        except OSError as error:
+            raise Fatal(GAVE_UP, f"ssh: {error.strerror or error}") from error
+
+    def ask(self, connection: http.client.HTTPConnection, url: str, wanted: str) -> None:
+        """As of Hub; a refused ssh ends before it has read the request."""
+        try:
+            super().ask(connection, url, wanted)
+        except (OSError, http.client.HTTPException) as error:
+            self.blame(connection, error)
+            raise
+
+    def answer(
+        self, connection: http.client.HTTPConnection, sock: socket.socket
+    ) -> http.client.HTTPResponse:
+        """The header of the answer; what ssh itself says comes before what HTTP makes of it."""
+        try:
+            return super().answer(connection, sock)
+        except (OSError, http.client.HTTPException) as error:
+            self.blame(connection, error)
+            raise
+
+    def blame(self, connection: http.client.HTTPConnection, error: Exception) -> None:
+        """Raises what ssh said instead of `error`: Fatal for what does not pass, or Unreached."""
+        why = connection.why() if isinstance(connection, Connection) else ""
+        if not why:
+            return
+        place = f"{self.endpoint}, port {self.peer.port}"
+        if any(word in why for word in NEVER):
+            raise Fatal(GAVE_UP, f"no ssh to {place}: {why}") from error
+        raise Unreached(f"{place}: {why}") from error
