@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from deployer.deployment import Deployment
 from deployer.model import Facts, Plan, Probe
-from deployer.state import DeploymentState
+from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
-from deployer.steps.server_facts import server_probe
+from deployer.steps.launch import api_key
+from deployer.steps.launch_told import as_step_failed
+from deployer.steps.launch_wait import LaunchFailed, LaunchWait
+from deployer.steps.server_facts import ServerFact, server_probe
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
 
@@ -35,9 +38,30 @@ class Reverify(VerifyStep):
         return Plan.nothing(f"launch {serving.launch} passed its gates")
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
-        """Runs the gates."""
+        """Runs the gates, on a launch that has no verdict yet once it has loaded."""
+        self._wait_until_loaded(context, facts)
         super().apply(context, facts, plan)
         self.ran = True
+
+
+    def _wait_until_loaded(self, context: StepContext, facts: Facts) -> None:
+        """A launch that still loads is followed as `up` does; nothing of it is ended or judged.
+
+        Raises StepFailed with the class of the failure when it does not come up.
+        """
+        server = facts.need(ServerFact)
+        if server.job is None or server.job.verdict:
+            return
+        job, key = server.job.identity, api_key(context)
+        try:
+            LaunchWait(context, job, key, self.now, self.sleep).until_ready()
+        except LaunchFailed as error:
+            # Only its name is told; it is not written down.
+            launch = Launch(id=job.id, variant=server.job.launch.variant, started=0.0)
+            told = as_step_failed(
+                context.want, launch, error, "", key, step="verify", stopped=False
+            )
+            raise told from error
 
 
 def verify_steps() -> list[Step]:

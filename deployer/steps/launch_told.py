@@ -14,13 +14,20 @@ def redacted(text: str, key: str) -> str:
 
 
 def as_step_failed(
-    want: Deployment, launch: Launch, error: LaunchFailed, known: str, key: str
+    want: Deployment,
+    launch: Launch,
+    error: LaunchFailed,
+    known: str,
+    key: str,
+    *,
+    step: str = "launch",
+    stopped: bool = True,
 ) -> StepFailed:
     """One cause, its evidence, one action; `known`: what became of the last good launch."""
     failure = error.failure
     code = error.exit_code
     if code is None:
-        ended = "stopped by this tool"
+        ended = "stopped by this tool" if stopped else "it was left as it is"
     else:
         ended = f"signal {-code}" if code < 0 else f"exit code {code}"
     cause = f": {failure.cause_line[:240]}" if failure.cause_line else ""
@@ -30,7 +37,7 @@ def as_step_failed(
     )
     return StepFailed(
         redacted(f"{what}; {known}" if known else what, key),
-        where=f"{want.id} launch",
+        where=f"{want.id} {step}",
         fix=failure.action,
         evidence=tuple(redacted(line, key) for line in error.evidence),
     )

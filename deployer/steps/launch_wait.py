@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from deployer.errors import REFUSALS, StepFailed, Unreachable
+from deployer.remote.job_scripts import LOG_CHUNK
 from deployer.remote.jobs import JobIdentity, JobStatus
 from deployer.sglang.derive import Seen
 from deployer.sglang.failures import Failure, classify, fatal_while_alive, telling_lines
@@ -65,6 +66,8 @@ class LaunchWait:
     log: LaunchLog = field(default_factory=LaunchLog)
     workers: Workers = field(default_factory=Workers)
     agent_failures: int = 0
+    unread: str = ""
+    """Why the end of the log could not be read; '' when it was."""
 
     def until_ready(self) -> Record:
         """The agent's answer that proves it: our pid, our port, our model, /health 200.
@@ -102,7 +105,7 @@ class LaunchWait:
                 told = self.now()
                 self._tell(told - heard)
             if not status.alive:
-                raise self._dead(self._drain(status))
+                raise self._dead(self._rest(status))
             if fatal_while_alive(self.log.text()):
                 raise self._failed(classify(self.log.text(), None, self.log.phase), None)
             answering = self.log.phase in {"warmup", "ready"} or self.now() - heard > 5
@@ -111,6 +114,8 @@ class LaunchWait:
                 answer = self._ask_if_there("ready")
                 if answer is not None:
                     if is_ready(answer, self.context.want.playbook.model.served_name):
+                        # It may have come up while it was asked: its figures are in the rest.
+                        self._rest(status)
                         return answer
                     self._refuse_stranger(answer)
             elif self.log.phase not in EARLY and self.now() - looked >= LOOK_EVERY_S:
@@ -124,20 +129,30 @@ class LaunchWait:
                 raise self._failed(_silent(serve.silence_timeout_s, self.log), None)
             if self.now() >= ends:
                 raise self._failed(_late(serve.ready_timeout_s, self.log), None)
-            self.sleep(1.0)
+            if len(status.log) < LOG_CHUNK:
+                self.sleep(1.0)
 
-    def _drain(self, status: JobStatus) -> JobStatus:
-        """Reads what the log still holds once the process has ended."""
-        ends = self.now() + 30
-        while self.now() < ends:
-            more = self.context.jobs(self.context.want.guest).poll(
-                self.job, inode=status.inode, offset=status.offset
-            )
-            status = more
-            if not more.log:
+    def _rest(self, status: JobStatus) -> JobStatus:
+        """Reads what the log holds by now; over a cut connection as far as it is had in time."""
+        ends = self.now() + LOST_S
+        while True:
+            try:
+                status = self.context.jobs(self.context.want.guest).poll(
+                    self.job, inode=status.inode, offset=status.offset
+                )
+            except REFUSALS:
+                raise
+            except Unreachable as error:
+                if self.now() >= ends:
+                    self.unread = error.what
+                    return status
+                away = LOST_S - (ends - self.now())
+                self.context.progress("the target does not answer", away, LOST_S, "s")
+                self.sleep(2.0)
+                continue
+            self.log.feed(status.log)
+            if len(status.log) < LOG_CHUNK or self.now() >= ends:
                 return status
-            self.log.feed(more.log)
-        return status
 
     def _tell(self, silent_s: float) -> None:
         what, done, total, unit = self.log.progress()
@@ -222,6 +237,8 @@ class LaunchWait:
         if said and said not in lines:
             lines = (said, *lines)
         lines = (*lines, *host.lines(), *(f"not asked: {one}" for one in evidence.problems))
+        if self.unread:
+            lines = (*lines, f"the end of the log was not read: {self.unread}")
         if failure.cause_line and failure.cause_line not in lines:
             lines = (*lines, failure.cause_line)
         free, use = self.log.free_before.values(), self.log.weight_use.values()

@@ -31,6 +31,9 @@ cat >"$d/verdict.new" && mv "$d/verdict.new" "$d/verdict"
 """
 
 
+ASKED_FOR = "asked for"
+
+
 class VerifyStep(Step):
     """Runs the gates unless this very launch has passed them and still answers."""
 
@@ -83,7 +86,10 @@ class VerifyStep(Step):
         server = facts.get(ServerFact)
         if server is None or server.job is None or not server.job.alive:
             return Plan.blocked(f"no launch of {want.id} runs", f"`deploy up {want.id}`")
-        return Plan.change("asked for", _gates(want, server.job.identity.id, "asked for"))
+        launch = server.job.identity.id
+        loads = not server.serving and not server.job.verdict
+        reason = f"asked for; launch {launch} still loads and is waited for" if loads else ASKED_FOR
+        return Plan.change(reason, _gates(want, launch, reason))
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Runs the gates and writes the verdict into the launch's folder and into the state."""

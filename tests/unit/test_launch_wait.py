@@ -16,7 +16,9 @@ from serverworld import (
     state,
 )
 
+from deployer.errors import ConnectionLost
 from deployer.playbook import Phases
+from deployer.remote.jobs import JobIdentity, JobStatus
 from deployer.remote.transport import Answer
 from deployer.sglang.log import PHASES, LaunchLog
 from deployer.steps import launch_wait
@@ -198,3 +200,46 @@ def test_a_dead_process_ends_the_wait_at_once(monkeypatch: pytest.MonkeyPatch) -
     waited = Wait(monkeypatch, jobs)
     assert waited.fails().failure.cls == "killed"
     assert waited.seconds < 5
+
+
+class CutJobs(FakeJobs):
+    """Each look at a dead process, or at one that serves, is cut `cuts` times."""
+
+    cuts = 0
+    dead = False
+
+    def poll(self, job: JobIdentity, *, inode: int = 0, offset: int = 0) -> JobStatus:
+        if self.dead and self.cuts:
+            self.cuts -= 1
+            raise ConnectionLost("cut")
+        status = super().poll(job, inode=inode, offset=offset)
+        self.dead = not status.alive
+        return status
+
+
+@pytest.mark.parametrize(("cuts", "told"), [(3, False), (1000, True)])
+def test_a_cut_connection_does_not_lose_the_class(
+    monkeypatch: pytest.MonkeyPatch, cuts: int, told: bool
+) -> None:
+    text = b"[x TP0] Scheduler hit an exception: Traceback\nRuntimeError: Not enough memory. x\n"
+    jobs = CutJobs([])
+    jobs.cuts = cuts
+    jobs.running = Script([*LOADING, text], -9, True)
+    waited = Wait(monkeypatch, jobs)
+    error = waited.fails()
+    assert error.failure.cls == "not-enough-memory"
+    assert ("the end of the log was not read: cut" in error.evidence) is told
+    assert waited.seconds < 200
+
+
+def test_the_figures_are_read_though_it_came_up_while_it_was_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Graphs are captured in silence; the server is up before the next look at its log."""
+    figures = b"[x] max_total_num_tokens=7, max_running_requests=3, context_len=5\n"
+    jobs = FakeJobs([])
+    jobs.running = Script([*LOADING, *([b""] * 6), figures])
+    ready = {**answer(MAIN), "owned": True, "models": {"ids": ["tiny"]}, "health": 200}
+    waited = Wait(monkeypatch, jobs, ready)
+    assert waited.wait.until_ready() == ready
+    assert waited.wait.log.figures["max_running_requests"] == 3

@@ -9,7 +9,11 @@ import pytest
 from gateworld import Model, ready
 from serverworld import (
     IDENTITY,
+    READY,
+    Clock,
     FakeJobs,
+    FakeTransport,
+    Script,
     context,
     deployment,
     fact,
@@ -23,6 +27,7 @@ from deployer.errors import GateFailed, StepFailed
 from deployer.model import Facts, PlanState, ProbeOutput
 from deployer.remote.jobs import ROOT
 from deployer.reverify import Reverify
+from deployer.steps import launch_wait, verify
 from deployer.steps.serving_fact import ServingFact, light_script, parse_serving
 from deployer.steps.verify import VerifyStep
 from tests.local_transport import SHELLS, LocalTransport, shell_path
@@ -49,7 +54,8 @@ def test_a_bad_launch_is_recorded_and_verify_leaves_it_alone(
 ) -> None:
     model = Model(lambda request, reply: {**reply, "content": "!" * 400})
     made, _, guest, clock = ready(monkeypatch, model)
-    step, seen = Reverify(clock.now, clock.sleep), facts(SERVING, GOOD)
+    judged = fact(job=server_job(WANT, verdict="{}"), owners=(owner(),), listening=True)
+    step, seen = Reverify(clock.now, clock.sleep), facts(judged, GOOD)
     with pytest.raises(GateFailed) as caught:
         step.apply(made, seen, step.plan(WANT, seen, made.state))
     assert caught.value.exit_code == 5
@@ -132,3 +138,56 @@ def test_the_light_answers() -> None:
     assert "503" in problem(completion={"status": 503})
     assert "empty" in problem(completion={"status": 200, "content": ""})
     assert parse_serving(ProbeOutput(124, b"", b"", True), "tiny").problem
+
+
+class Loading:
+    """`deploy verify` on a launch without a verdict whose log is `script`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
+        self.gates: list[int] = []
+        clock, jobs = Clock(), FakeJobs()
+        jobs.running = script
+        self.jobs, self.own = jobs, state()
+        monkeypatch.setattr(launch_wait, "ask", lambda *words, **more: [self.answer(clock)])
+        monkeypatch.setattr(
+            verify.Gates, "run", lambda gates: self.gates.append(int(clock.time)) or {}
+        )
+        self.guest = FakeTransport()
+        self.context, _ = context(WANT, self.own, jobs, guest=self.guest)
+        self.step = Reverify(clock.now, clock.sleep)
+        self.seen = facts(fact(job=server_job(WANT)), ServingFact())
+
+    def answer(self, clock: Clock) -> dict[str, Any]:
+        return READY if clock.time > 1060 else {**READY, "owned": False, "listening": False}
+
+    def verify(self) -> None:
+        plan = self.step.plan(WANT, self.seen, self.own)
+        assert "still loads and is waited for" in plan.reason
+        self.step.apply(self.context, self.seen, plan)
+
+
+def test_a_launch_that_loads_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = [b"[x] Load weight begin. a\n", *([b"."] * 50), b"[x] INFO: Uvicorn running on h\n"]
+    loading = Loading(monkeypatch, Script(bars))
+    loading.verify()
+    assert loading.gates and loading.gates[0] > 1060
+    assert loading.own.known_good == IDENTITY.id
+
+
+def test_a_launch_that_dies_while_it_loads_gets_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = b"[x] Load weight begin. a\nRuntimeError: Not enough memory. Please try to increase x\n"
+    loading = Loading(monkeypatch, Script([text], -9, True))
+    with pytest.raises(StepFailed, match="not-enough-memory") as caught:
+        loading.verify()
+    assert (caught.value.exit_code, caught.value.where) == (1, "kpro5/qwen verify")
+    assert loading.gates == [] and loading.jobs.stopped == []
+    assert loading.own == state()
+    assert verify.WRITE_VERDICT not in loading.guest.scripts
+
+
+def test_a_launch_that_hangs_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    loading = Loading(monkeypatch, Script([b"[x TP0] Init torch distributed begin.\n"]))
+    monkeypatch.setattr(loading, "answer", lambda clock: {**READY, "owned": False})
+    with pytest.raises(StepFailed, match="it was left as it is"):
+        loading.verify()
+    assert loading.gates == [] and loading.jobs.stopped == [] and loading.own == state()
