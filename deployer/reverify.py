@@ -43,7 +43,6 @@ class Reverify(VerifyStep):
         super().apply(context, facts, plan)
         self.ran = True
 
-
     def _wait_until_loaded(self, context: StepContext, facts: Facts) -> None:
         """A launch that still loads is followed as `up` does; nothing of it is ended or judged.
 
