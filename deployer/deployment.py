@@ -51,6 +51,11 @@ class Deployment:
         return tuple(listed or [gpu.address for gpu in self.host.gpus])
 
     @property
+    def gpu_ids(self) -> dict[str, str]:
+        """Address -> `10de:2230` of the GPUs whose id the inventory names."""
+        return {gpu.address: gpu.id for gpu in self.host.gpus if gpu.id is not None}
+
+    @property
     def port(self) -> int:
         """The port that the server listens on, in the guest."""
         return self.entry.port or self.playbook.serve.port

@@ -70,6 +70,8 @@ class Gpu(Strict):
 
     address: PciAddress
     name: Line | None = None
+    id: Annotated[str, Field(pattern=names.PCI_ID)] | None = None
+    """`vendor:device`; the function must then have it. None: any NVIDIA display function."""
 
 
 class Host(Strict):

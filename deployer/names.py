@@ -15,6 +15,7 @@ from typing import Literal
 
 HOST_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 PCI_ADDRESS = r"^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$"
+PCI_ID = r"^[0-9a-f]{4}:[0-9a-f]{4}$"
 ABSOLUTE_PATH = r"^/[^\x00-\x1f\x7f]*$"
 LINE = r"^[^\x00-\x1f\x7f]+$"
 """Text of one line: no control characters, not empty."""
@@ -37,6 +38,7 @@ UV_VERSION = r"^[0-9.<>=!~, *]+$"
 PLAIN_WORDS: dict[str, str] = {
     HOST_NAME: "a name of lower-case letters, digits and inner dashes (at most 63)",
     PCI_ADDRESS: "a PCI address like 0000:21:00.0",
+    PCI_ID: "a PCI id like 10de:2230 (vendor:device, lower-case hex)",
     ABSOLUTE_PATH: "an absolute path like /srv/models, without control characters",
     LINE: "one line of text without control characters",
     ENV_VALUE: "text without line breaks",

@@ -122,8 +122,13 @@ class Gpus(Strict):
     """What may be done to the PCI functions."""
 
     rebind: Literal["allowed", "never"] = "allowed"
-    persist: Literal["report", "change"] = "change"
-    """Make the binding last across reboots (a boot unit of ours), or only report."""
+    persist: Literal["report", "unit", "change"] = "unit"
+    """Across reboots. `report`: only tell what the next boot does. `unit`: a boot unit of ours
+    brings the GPUs to nvidia before guests start. `change`: besides, take them out of what gives
+    them to vfio-pci (modprobe.d, kernel command line, driverctl), then renew initramfs and loader.
+    """
+    persistenced: Literal["allowed", "never"] = "allowed"
+    """May nvidia-persistenced be stopped while a GPU leaves nvidia, when nothing else holds it?"""
     unbind_timeout_s: Seconds = 20.0
 
 

@@ -89,10 +89,17 @@ def parse_claims(
     lines: Iterable[tuple[int, str]],
     mappings: Mapping[str, Sequence[str]],
     running: Iterable[int],
+    reserved: Iterable[tuple[str, int]] = (),
 ) -> tuple[Claim, ...]:
-    """Claims from (vmid, conf line) pairs of the current parts of the VM configurations."""
+    """Claims from (vmid, conf line) pairs of the current and pending parts of VM configurations.
+
+    `reserved`: (address, vmid) of PCI reservations that count; such a VM is running or starting.
+    """
     alive = set(running)
     functions: dict[int, list[str]] = {}
+    for address, vmid in reserved:
+        functions.setdefault(vmid, []).append(address)
+        alive.add(vmid)
     onboot: set[int] = set()
     names: dict[int, str] = {}
     for vmid, line in lines:
@@ -108,36 +115,17 @@ def parse_claims(
     )
 
 
-@dataclass(frozen=True)
-class BootSource:
-    """One line of the boot configuration. `place` is file:line."""
+def parse_reservations(lines: Iterable[Sequence[str]], now: int) -> list[tuple[str, int]]:
+    """Entries of /run/qemu-server/pci-id-reservations that count.
 
-    place: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.place}: {self.text}"
-
-
-def takes_back(
-    sources: Iterable[BootSource], functions: Mapping[str, str]
-) -> tuple[BootSource, ...]:
-    """The sources that would keep a GPU from nvidia at boot.
-
-    `functions`: address -> `10de:2230`. Two equal cards share one id, so an `ids=` line cannot
-    tell them apart.
+    `lines` are (address, vmid, `pid:N` or `time:T`, `+` when that pid lives); `now` in seconds of
+    the host's clock. PVE writes a pid when the VM runs, a time while it starts, and leaves stale
+    ones behind (qemu-server, PCI.pm).
     """
-    return tuple(source for source in sources if _takes(source, functions))
-
-
-def _takes(source: BootSource, functions: Mapping[str, str]) -> bool:
-    text = source.text.replace("_", "-")
-    if "driverctl.d/" in source.place:
-        named = any(source.place.endswith(f"/{address}:1") for address in functions)
-        return named and "nvidia" not in text
-    if ids := re.findall(r"(?:vfio-pci\s.*?\bids=|vfio-pci\.ids=)(\S+)", text):
-        listed = {":".join(one.split(":")[:2]).lower() for part in ids for one in part.split(",")}
-        return bool(listed & set(functions.values()))
-    if "modprobe.blacklist=" in text or "module-blacklist=" in text:
-        return "nvidia" in re.split(r"[=,\s]", text)
-    return bool(re.match(r"^(blacklist\s+nvidia|install\s+nvidia\s+\S*/(false|true))\s*$", text))
+    found = []
+    for address, vmid, until, alive in lines:
+        kind, _, number = until.partition(":")
+        counts = alive == "+" if kind == "pid" else number.isdigit() and int(number) > now
+        if counts and vmid.isdigit() and (known := pci_address(address)):
+            found.append((known, int(vmid)))
+    return found

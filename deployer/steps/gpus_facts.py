@@ -1,7 +1,8 @@
-"""What the gpus step looks at on the host, in one probe that opens nothing which could hang.
+"""What the gpus step knows about a host's PCI functions: `GpuFacts` and `Overrides`.
 
-`driver_override` and `uevent` are never read: during a stuck unbind such a read hangs and cannot be
-killed. Links, ids and /proc texts are safe. `GpuFacts` is the public fact.
+`driver_override` and `uevent` are never read by the main probe: during a stuck unbind such a read
+hangs and no signal ends it. The overrides have a probe of their own, with a short deadline, which
+reads nothing while a write to a driver file is under way.
 """
 
 from __future__ import annotations
@@ -16,92 +17,15 @@ from deployer import gpu, proxmox
 from deployer.model import Probe, ProbeOutput, Where
 from deployer.shell import words
 from deployer.steps.driver_facts import rooted
+from deployer.steps.gpus_holders import Holder, Pending, hidden_users, holders, pending
+from deployer.steps.gpus_probe import OVERRIDE_SCRIPT, OVERRIDE_TIMEOUT_S, SCRIPT, TIMEOUT_S
 
-TIMEOUT_S = 20.0
-
-SCRIPT = r"""
-pci=$ROOT/sys/bus/pci/devices
-echo "node $(uname -n)"
-for address in "$@"; do
-  device=$pci/$address
-  if [ ! -d "$device" ]; then echo "absent $address"; continue; fi
-  driver=$(readlink "$device/driver") || driver=
-  group=$(readlink "$device/iommu_group") || group=
-  echo "gpu $address $(cat "$device/vendor") $(cat "$device/device") $(cat "$device/class")" \
-    "${driver##*/}"
-  [ -z "$group" ] || echo "group $address ${group##*/}"
-  for member in "$device"/iommu_group/devices/*; do
-    [ -e "$member" ] || [ -L "$member" ] || continue
-    [ -d "$member/pci_bus" ] && continue
-    driver=$(readlink "$pci/${member##*/}/driver") || driver=
-    echo "member $address ${member##*/} ${driver##*/}"
-  done
-  for vfio in "$device"/vfio-dev/vfio*; do
-    [ -e "$vfio" ] && echo "vfiodev $address ${vfio##*/}"
-  done
-  information=$ROOT/proc/driver/nvidia/gpus/$address/information
-  [ -r "$information" ] && sed -n "s/^Device Minor:.*/minor $address &/p" "$information"
-done
-for module in nvidia nvidia_uvm vfio_pci; do
-  [ -d "$ROOT/sys/module/$module" ] && echo "module $module"
-done
-sed -n 's/^ *\([0-9][0-9]*\) \(nvidia[a-z-]*\)$/major \1 \2/p' "$ROOT/proc/devices" 2>/dev/null
-for node in "$ROOT"/dev/nvidia*; do
-  [ -e "$node" ] && stat -c 'devnode %n|%F|%t:%T' "$node"
-done
-scan() { printf '%s\n' "$ROOT"/proc/[0-9]*/fd/*; }
-# By link text for vfio; by device number for nvidia, since a container's node has its own inode.
-opened=$(
-  scan | xargs ls -ld 2>/dev/null |
-    sed -n 's,^.*/proc/\([0-9]*\)/fd/[0-9]* -> \(.*vfio.*\)$,open \1 \2,p'
-  scan | xargs stat -L -c '%F|%t:%T|%n' 2>/dev/null |
-    sed -n 's,^character special file|c3:\([0-9a-f]*\)|.*/proc/\([0-9]*\)/fd/.*$,nvfd \2 \1,p'
-)
-printf '%s\n' "$opened"
-for pid in $(printf '%s\n' "$opened" | sed -n 's/^[a-z]* \([0-9]*\) .*/\1/p' | sort -u); do
-  [ -r "$ROOT/proc/$pid/comm" ] || continue
-  echo "comm $pid $(cat "$ROOT/proc/$pid/comm")"
-  echo "cmd $pid $(tr '\0\n' '  ' <"$ROOT/proc/$pid/cmdline")"
-  [ -r "$ROOT/proc/$pid/cgroup" ] && sed "s/^/cgroup $pid /" "$ROOT/proc/$pid/cgroup"
-done
-for file in "$ROOT"/run/qemu-server/*.pid; do
-  [ -r "$file" ] || continue
-  pid=$(cat "$file")
-  [ -n "$pid" ] && [ -d "$ROOT/proc/$pid" ] || continue
-  vmid=${file##*/}
-  echo "vm ${vmid%.pid} $pid"
-done
-for file in "$ROOT"/etc/pve/qemu-server/*.conf; do
-  [ -r "$file" ] || continue
-  vmid=${file##*/}
-  sed -n -e '/^\[/q' -e "/^hostpci/s/^/conf ${vmid%.conf} /p" \
-    -e "/^onboot:/s/^/conf ${vmid%.conf} /p" -e "/^name:/s/^/conf ${vmid%.conf} /p" "$file"
-done
-[ -r "$ROOT/etc/pve/mapping/pci.cfg" ] && sed 's/^/mapping /' "$ROOT/etc/pve/mapping/pci.cfg"
-for file in "$ROOT"/etc/modprobe.d/*.conf "$ROOT/etc/modules" \
-  "$ROOT"/etc/modules-load.d/*.conf; do
-  [ -f "$file" ] && grep -n -i -e vfio -e nvidia "$file" /dev/null |
-    sed "s,^$ROOT,," | sed -n 's,^\([^:]*\):\([0-9]*\):,boot \1:\2 ,p'
-done
-for file in "$ROOT"/etc/driverctl.d/*; do
-  [ -f "$file" ] && echo "boot ${file#"$ROOT"}:1 $(head -n 1 "$file")"
-done
-tr ' ' '\n' <"$ROOT/proc/cmdline" 2>/dev/null |
-  sed -n -e '/vfio-pci/s,^,boot /proc/cmdline:1 ,p' -e '/blacklist=/s,^,boot /proc/cmdline:1 ,p'
-for file in "$ROOT"/usr/local/sbin/deployer-gpus \
-  "$ROOT"/etc/systemd/system/deployer-gpus-*.service; do
-  [ -f "$file" ] && echo "ours ${file#"$ROOT"} $(sha256sum <"$file" | cut -d ' ' -f 1)"
-done
-for link in "$ROOT"/etc/systemd/system/multi-user.target.wants/deployer-gpus-*.service; do
-  [ -L "$link" ] && echo "enabled ${link##*/}"
-done
-exit 0
-"""
+__all__ = ["GpuFacts", "Holder", "Overrides", "PciFunction", "Pending", "probes"]
 
 
 @dataclass(frozen=True)
 class PciFunction:
-    """One wanted PCI function. `driver` '' means none is bound; `minor` only under nvidia."""
+    """One PCI function. `driver` '' means none is bound; `minor` only under nvidia."""
 
     address: str
     present: bool = False
@@ -110,8 +34,9 @@ class PciFunction:
     pci_class: str = ""
     driver: str = ""
     group: str = ""
-    members: tuple[tuple[str, str], ...] = ()
-    """Other functions of the IOMMU group and their drivers; bridges are left out."""
+    """IOMMU group; '' when the IOMMU is off, or for a function that was not asked for."""
+    members: tuple[PciFunction, ...] = ()
+    """Other functions of its slot and of its IOMMU group; bridges are left out."""
     minor: int | None = None
 
     @property
@@ -119,27 +44,19 @@ class PciFunction:
         """Vendor 10de and a display class (0300 VGA, 0302 3D)."""
         return self.vendor == "0x10de" and self.pci_class[:6] in ("0x0300", "0x0302")
 
+    def is_gpu(self, wanted_id: str | None) -> bool:
+        """It has the id that the inventory names; without one, it is an NVIDIA GPU."""
+        return self.id == wanted_id if wanted_id else self.is_nvidia_gpu
+
     @property
     def id(self) -> str:
         """`10de:2230`."""
         return f"{self.vendor[2:]}:{self.device[2:]}"
 
-
-@dataclass(frozen=True)
-class Holder:
-    """A process with a GPU open. `vm` / `container`: whose it is, None when of the host."""
-
-    pid: int
-    process: str
-    vm: int | None = None
-    container: int | None = None
-
-    def __str__(self) -> str:
-        if self.vm is not None:
-            return f"pid {self.pid} ({self.process}) of VM {self.vm}"
-        if self.container is not None:
-            return f"pid {self.pid} ({self.process}) of container {self.container}"
-        return f"pid {self.pid} ({self.process})"
+    @property
+    def slot(self) -> str:
+        """`0000:21:00`."""
+        return self.address.rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -152,13 +69,19 @@ class GpuFacts:
     """/proc/devices: name and character major."""
     nodes: tuple[gpu.Node, ...] = ()
     holders: tuple[tuple[str, Holder], ...] = ()
-    """PCI address and who has it open, through vfio or through /dev/nvidiaN."""
+    """PCI address and who has it open, through vfio, /dev/nvidiaN or DRM."""
     claims: tuple[proxmox.Claim, ...] = ()
-    boot: tuple[proxmox.BootSource, ...] = ()
-    ours: tuple[tuple[str, str], ...] = ()
-    """Boot files of this tool: path and sha256."""
-    enabled: tuple[str, ...] = ()
-    """Boot units of this tool that are enabled."""
+    pending: tuple[Pending, ...] = ()
+    """Writes to driver files that have not returned."""
+    changing: tuple[str, ...] = ()
+    """Modules that are being loaded or unloaded."""
+    displays: tuple[PciFunction, ...] = ()
+    """All display functions of the host, the wanted ones included."""
+    hidden_users: int = 0
+    """Uses of the nvidia module that no process explains."""
+    boot_id: str = ""
+    scanned: bool = True
+    """Whether the open files of all processes were looked at."""
     timed_out: bool = False
 
     def node(self, path: str) -> gpu.Node:
@@ -192,6 +115,32 @@ class GpuFacts:
         bound = all(one.driver == "nvidia" and one.minor is not None for one in self.functions)
         return bool(self.functions) and bound and not self.wrong_nodes()
 
+    def all_functions(self) -> dict[str, PciFunction]:
+        """The wanted functions and the members of their slots and groups, by address."""
+        found = {member.address: member for one in self.functions for member in one.members}
+        found.update({one.address: one for one in self.functions})
+        return dict(sorted(found.items()))
+
+    def others_with(self, ids: Iterable[str]) -> tuple[PciFunction, ...]:
+        """Display functions that are not wanted and have one of these ids."""
+        wanted, listed = {one.address for one in self.functions}, set(ids)
+        return tuple(one for one in self.displays if one.address not in wanted and one.id in listed)
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """driver_override by address, '' when it is not set. A missing address is not known."""
+
+    values: tuple[tuple[str, str], ...] = ()
+    problem: str = ""
+    """Why they are not known."""
+    stuck: bool = False
+    """The read did not return although no write was seen: something is under way all the same."""
+
+    def of(self, address: str) -> str | None:
+        """Of one function; None when it is not known."""
+        return dict(self.values).get(address)
+
 
 class _Lines:
     """The answer's lines by their first word."""
@@ -204,97 +153,114 @@ class _Lines:
 
     def fields(self, key: str, count: int) -> Iterable[list[str]]:
         """The lines of `key` in exactly `count` fields, the last with the rest of the line."""
-        for rest in self._found[key]:
+        for rest in self._found.get(key, ()):
             parts = rest.split(" ", count - 1)
             yield parts + [""] * (count - len(parts))
 
     def plain(self, key: str) -> list[str]:
         """The lines of `key` as they are."""
-        return list(self._found[key])
+        return list(self._found.get(key, ()))
+
+    def one(self, key: str) -> str:
+        """The first line of `key`, '' without one."""
+        return next(iter(self._found.get(key, ())), "")
 
 
 def parse(output: ProbeOutput, addresses: Sequence[str], root: str = "") -> GpuFacts:
     """The answer of SCRIPT."""
     lines = _Lines(output.text)
     functions = tuple(_function(lines, address) for address in addresses)
-    node_name = (lines.plain("node") or [""])[0].split(".")[0]
-    mappings = proxmox.parse_mappings("\n".join(lines.plain("mapping")), node_name)
-    conf = [(int(vmid), line) for vmid, line in lines.fields("conf", 2) if vmid.isdigit()]
-    running = [int(vmid) for vmid, _ in lines.fields("vm", 2) if vmid.isdigit()]
+    seen = GpuFacts(functions=functions).all_functions()
     nodes = gpu.parse_nodes([line.removeprefix(root) for line in lines.plain("devnode")])
+    modules = list(lines.fields("module", 2))
     return GpuFacts(
         functions=functions,
-        modules=tuple(lines.plain("module")),
+        modules=tuple(name for name, _ in modules),
         majors=tuple((name, int(number)) for number, name in lines.fields("major", 2)),
         nodes=tuple(nodes.values()),
-        holders=_holders(lines, functions),
-        claims=proxmox.parse_claims(conf, mappings, running),
-        boot=tuple(
-            proxmox.BootSource(place, text.strip())
-            for place, text in lines.fields("boot", 2)
-            if not text.lstrip().startswith("#") and "/deployer-" not in place
+        holders=holders(
+            lines.fields,
+            {address: one.driver for address, one in seen.items()},
+            {one.address: one.group for one in functions if one.group},
         ),
-        ours=tuple((path, digest) for path, digest in lines.fields("ours", 2)),
-        enabled=tuple(lines.plain("enabled")),
+        claims=_claims(lines),
+        pending=pending(lines.fields, [one.address for one in seen.values() if not one.driver]),
+        changing=tuple(f"{name} ({state})" for name, state in modules if state not in ("live", "")),
+        displays=tuple(_ids(row[0], row[1]) for row in lines.fields("display", 2)),
+        hidden_users=hidden_users(lines.fields),
+        boot_id=lines.one("bootid"),
+        scanned="scanned" in output.text.splitlines()[-1:],
         timed_out=output.timed_out,
     )
 
 
+def _ids(address: str, text: str, **more: object) -> PciFunction:
+    """From `VENDOR DEVICE CLASS DRIVER`."""
+    vendor, device, pci_class, driver = (*text.split(" "), "", "", "", "")[:4]
+    return PciFunction(address, True, vendor, device, pci_class, driver, **more)  # type: ignore[arg-type]
+
+
 def _function(lines: _Lines, address: str) -> PciFunction:
-    found = [row for row in lines.fields("gpu", 5) if row[0] == address]
+    found = [text for owner, text in lines.fields("gpu", 2) if owner == address]
     if not found:
         return PciFunction(address)
-    _, vendor, device, pci_class, driver = found[0]
     minors = [
         gpu.device_minor(text) for owner, text in lines.fields("minor", 2) if owner == address
     ]
-    return PciFunction(
+    members = {
+        member: _ids(member, text)
+        for owner, member, text in lines.fields("member", 3)
+        if owner == address and member != address
+    }
+    group = next((group for owner, group in lines.fields("group", 2) if owner == address), "")
+    on_nvidia = _ids(address, found[0]).driver == "nvidia"
+    return _ids(
         address,
-        True,
-        vendor,
-        device,
-        pci_class,
-        driver.strip(),
-        next((group for owner, group in lines.fields("group", 2) if owner == address), ""),
-        tuple(
-            (member, driver)
-            for owner, member, driver in lines.fields("member", 3)
-            if owner == address and member != address
-        ),
-        minors[0] if minors and driver.strip() == "nvidia" else None,
+        found[0],
+        group=group,
+        members=tuple(members[one] for one in sorted(members)),
+        minor=minors[0] if minors and on_nvidia else None,
     )
 
 
-def _holders(lines: _Lines, functions: Sequence[PciFunction]) -> tuple[tuple[str, Holder], ...]:
-    by_path = {f"/dev/vfio/{one.group}": one.address for one in functions if one.group}
-    for owner, name in lines.fields("vfiodev", 2):
-        by_path[f"/dev/vfio/devices/{name}"] = owner
-    by_minor = {one.minor: one.address for one in functions if one.minor is not None}
-    held: dict[tuple[str, int], None] = {}
-    for pid, path in lines.fields("open", 2):
-        if path in by_path:
-            held[by_path[path], int(pid)] = None
-    for pid, minor in lines.fields("nvfd", 2):
-        if (address := by_minor.get(int(minor or "0", 16))) is not None:
-            held[address, int(pid)] = None
-    return tuple((address, _who(lines, pid)) for address, pid in held)
+def _claims(lines: _Lines) -> tuple[proxmox.Claim, ...]:
+    node_name = lines.one("node").split(".")[0]
+    mappings = proxmox.parse_mappings("\n".join(lines.plain("mapping")), node_name)
+    conf = [(int(vmid), line) for vmid, line in lines.fields("conf", 2) if vmid.isdigit()]
+    running = [int(vmid) for vmid, _ in lines.fields("vm", 2) if vmid.isdigit()]
+    now = int(lines.one("now") or 0)
+    reserved = proxmox.parse_reservations(lines.fields("reserved", 4), now)
+    return proxmox.parse_claims(conf, mappings, running, reserved)
 
 
-def _who(lines: _Lines, pid: int) -> Holder:
-    def of(key: str) -> str:
-        return "\n".join(rest for owner, rest in lines.fields(key, 2) if owner == str(pid))
+def parse_overrides(output: ProbeOutput) -> Overrides:
+    """The answer of OVERRIDE_SCRIPT."""
+    lines = _Lines(output.text)
+    if pid := lines.one("pending"):
+        return Overrides(problem=f"a write to a driver file by pid {pid} has not returned")
+    if output.timed_out:
+        return Overrides(
+            problem=f"reading driver_override did not return within {OVERRIDE_TIMEOUT_S:g} s",
+            stuck=True,
+        )
+    values = {
+        address: "" if value == "(null)" else value
+        for address, value in lines.fields("override", 2)
+    }
+    return Overrides(tuple(sorted(values.items())))
 
-    vm = next((int(vmid) for vmid, owner in lines.fields("vm", 2) if owner == str(pid)), None)
-    return Holder(
-        pid,
-        of("comm") or "?",
-        vm if vm is not None else proxmox.vm_of(of("cmd")),
-        proxmox.container_of(of("cgroup")),
-    )
 
-
-def probe(addresses: Sequence[str], root: str = "") -> Probe:
-    """Of the host. The answer is complete without root, but holders are then not all seen."""
-    script = rooted(f"set -- {words(addresses)}\n{SCRIPT}", root)
+def probes(addresses: Sequence[str], root: str = "") -> list[Probe]:
+    """Of the host. Without root not all holders are seen."""
+    asked = f"set -- {words(addresses)}\n"
     parser = partial(parse, addresses=tuple(addresses), root=root)
-    return Probe("gpus", Where.HOST, script, parser, TIMEOUT_S)
+    return [
+        Probe("gpus", Where.HOST, rooted(asked + SCRIPT, root), parser, TIMEOUT_S),
+        Probe(
+            "gpus.overrides",
+            Where.HOST,
+            rooted(asked + OVERRIDE_SCRIPT, root),
+            parse_overrides,
+            OVERRIDE_TIMEOUT_S,
+        ),
+    ]

@@ -1,42 +1,79 @@
-"""The script that brings GPUs to nvidia; run by the step, and at boot by a unit of this tool.
+"""The script that moves PCI functions between drivers; run by the steps, and at boot by a unit.
 
 Every write to sysfs is done by a detached writer with a deadline: an unbind of a GPU that is in use
-never returns, and its writer cannot be killed. The success of a write proves nothing, so the driver
+never returns, and no signal ends its writer. The success of a write proves nothing, so the driver
 link is read back. The link is gone as soon as an unbind has begun, so an unbind is finished only
-when its writer has ended as well.
+when its writer has ended as well. While a write is under way a mark with the boot id and the
+writer's identity lies in /run/deployer/gpus; a later look finds it, and finds any other tool's
+writer by its open file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from deployer.shell import assignments, words
+from deployer.steps.gpus_scan import FUNCTIONS
 
 STUCK = 75
 HELD = 76
 FAILED = 77
 
-BOOT_SCRIPT = "/usr/local/sbin/deployer-gpus"
-UNIT_FOLDER = "/etc/systemd/system"
-
-SCRIPT = r"""#!/bin/sh
-# Usage: deployer-gpus DEADLINE_S ADDRESS...   Brings these PCI functions to nvidia.
-# Exit: 0 done, 75 a write to sysfs never returned, 76 a GPU is in use, 77 another failure.
+SCRIPT = (
+    r"""#!/bin/sh
+# Usage: deployer-gpus DEADLINE_S [-p] [-u MODULES] ADDRESS,TO,FROM[,OVERRIDE]...
+#   Moves each PCI function to driver TO (`-`: to none) when it is on FROM or on none; then writes
+#   OVERRIDE to its driver_override (`(null)`: none; left out: TO).
+#   -p: nvidia-persistenced may be stopped for this. -u: unload these modules at the end.
+# Exit: 0 done, 75 a write to sysfs did not return, 76 a GPU is in use, 77 another failure.
 export LC_ALL=C
 ROOT=${DEPLOYER_ROOT-}
-pci=$ROOT/sys/bus/pci
 limit=$1
 shift
+daemon=
+unload=
+while :; do
+  case $1 in
+    -p) daemon=allowed; shift ;;
+    -u) unload=$2; shift 2 ;;
+    *) break ;;
+  esac
+done
 work=$(mktemp -d) || exit 77
-trap 'rm -rf "$work"' EXIT
 session=
 if command -v setsid >/dev/null; then session=setsid; fi
-
+"""
+    + FUNCTIONS
+    + r"""
 say() { echo "$*"; }
 fail() { code=$1; shift; echo "$*" >&2; exit "$code"; }
-driver() { link=$(readlink "$pci/devices/$1/driver") || link=; echo "${link##*/}"; }
 tick() { sleep 0.1 2>/dev/null || sleep 1; }
 now() { date +%s; }
+stuck() {
+  echo "kernel:" >&2
+  dmesg 2>/dev/null | grep -e "${address:-NVRM}" -e NVRM -e 'blocked until' | tail -n 5 >&2
+  fail 75 "$1; only a reboot of this host clears it"
+}
+
+paused=
+finish() {
+  code=$?
+  rm -rf "$work"
+  [ -n "$paused" ] || exit "$code"
+  # On every way out, but not behind a stuck unbind: the daemon would hang there too.
+  if [ "$code" = 75 ]; then
+    echo "nvidia-persistenced was stopped and stays so" >&2
+  elif [ -n "$(on_nvidia)" ]; then
+    systemctl --no-block start nvidia-persistenced.service && say "nvidia-persistenced is started"
+  else
+    say "nvidia-persistenced stays stopped: no GPU is on nvidia"
+  fi
+  exit "$code"
+}
+trap finish EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+on_nvidia() {
+  for one in "$pci"/drivers/nvidia/*:*:*.*; do [ -e "$one" ] && echo "${one##*/}"; done
+}
 
 # guarded WHAT COMMAND...: runs it detached; its exit status, or the script ends with 75.
 guarded() {
@@ -44,18 +81,31 @@ guarded() {
   shift
   rm -f "$work/end" "$work/text"
   # The folder is named to the writer, which may outlive this script.
+  # shellcheck disable=SC2016
   $session sh -c 'work=$1; shift; "$@" >"$work/text" 2>&1; code=$?
     [ ! -d "$work" ] || { echo "$code" >"$work/end.part" && mv "$work/end.part" "$work/end"; }' \
     sh "$work" "$@" </dev/null >/dev/null 2>&1 &
   stop=$(($(now) + limit + 1))
   until [ -f "$work/end" ]; do
-    [ "$(now)" -lt "$stop" ] ||
-      fail 75 "$what has not returned after $limit s; only a reboot of this host clears it"
+    [ "$(now)" -lt "$stop" ] || stuck "$what has not returned after $limit s"
     tick
   done
   return "$(cat "$work/end")"
 }
-put() { guarded "$1" sh -c 'printf "%s\n" "$1" >"$2"' sh "$2" "$3"; }
+
+# put ADDRESS WHAT VALUE FILE: a write to sysfs, with a mark while it lasts.
+put() {
+  # shellcheck disable=SC2016
+  guarded "$2" sh -c 'mark=$1 what=$2 value=$3 file=$4
+    read -r boot </proc/sys/kernel/random/boot_id
+    read -r stat </proc/$$/stat
+    set -- ${stat##*) }
+    mkdir -p "${mark%/*}" && printf "%s %s %s %s\n" "$boot" "$$" "${20}" "$what" >"$mark" || exit 1
+    printf "%s\n" "$value" >"$file"
+    code=$?
+    rm -f "$mark"
+    exit "$code"' sh "$marks/$1" "$2" "$3" "$4"
+}
 
 # wait_driver ADDRESS TEST DRIVER: until the driver link is (=) or is not (!=) DRIVER.
 wait_driver() {
@@ -67,24 +117,130 @@ wait_driver() {
   done
 }
 
-free() {
-  was=$(driver "$1")
-  put "writing driver_override of $1" nvidia "$pci/devices/$1/driver_override" ||
-    fail 77 "driver_override of $1 cannot be written: $(cat "$work/text")"
-  [ -n "$was" ] || return 0
-  [ "$was" = vfio-pci ] || fail 77 "$1 is bound to $was, not to vfio-pci; it was not touched"
+# users ADDRESS: the pids that have it open.
+users() {
   group=$(readlink "$pci/devices/$1/iommu_group") || group=
-  if [ -n "$group" ]; then
-    held=$(printf '%s\n' "$ROOT"/proc/[0-9]*/fd/* | xargs ls -ld 2>/dev/null |
-      sed -n "s,^.*/proc/\([0-9]*\)/fd/[0-9]* -> /dev/vfio/${group##*/}\$,\1,p" | sort -u)
-    # shellcheck disable=SC2086
-    [ -z "$held" ] || fail 76 "$1 is in use by pid" $held
+  numbers=$(char_numbers "$1")
+  [ "$(driver "$1")" != nvidia ] || numbers="$numbers c3:fe"
+  {
+    [ -z "$group" ] || sed -n "s,^\([0-9]*\) [0-9]* /dev/vfio/${group##*/}\$,\1,p" "$work/links"
+    for vfio in "$pci/devices/$1"/vfio-dev/vfio*; do
+      sed -n "s,^\([0-9]*\) [0-9]* /dev/vfio/devices/${vfio##*/}\$,\1,p" "$work/links"
+    done
+    for number in $numbers; do sed -n "s/^\([0-9]*\) $number\$/\1/p" "$work/chars"; done
+  } | sort -u
+}
+scan() {
+  ( open_links >"$work/links"; open_chars >"$work/chars"; : >"$work/scanned" ) </dev/null 2>&1 &
+  stop=$(($(now) + limit + 1))
+  until [ -f "$work/scanned" ]; do
+    [ "$(now)" -lt "$stop" ] ||
+      fail 77 "the open files of all processes could not be looked at in $limit s"
+    tick
+  done
+  rm -f "$work/scanned"
+}
+named() {
+  for one in "$@"; do
+    { read -r comm <"$ROOT/proc/$one/comm"; } 2>/dev/null || comm=?
+    printf ' %s (%s)' "$one" "$comm"
+  done
+}
+refuse_used() {
+  scan
+  held=$(users "$1")
+  # shellcheck disable=SC2086
+  [ -z "$held" ] || fail 76 "$1 is in use by pid$(named $held)"
+}
+# Stops nvidia-persistenced when it is all that holds the GPUs that leave nvidia.
+pause_daemon() {
+  scan
+  held=
+  for job in "$@"; do
+    address=${job%%,*}
+    [ "$(driver "$address")" = nvidia ] && held="$held $(users "$address")"
+  done
+  for one in $held; do
+    { read -r comm <"$ROOT/proc/$one/comm"; } 2>/dev/null || comm=
+    [ "$comm" = nvidia-persiste ] || return 0
+  done
+  [ -n "${held# }" ] && systemctl is-active --quiet nvidia-persistenced.service || return 0
+  paused=yes
+  guarded "the stop of nvidia-persistenced" systemctl stop nvidia-persistenced.service ||
+    fail 77 "nvidia-persistenced cannot be stopped: $(cat "$work/text")"
+  say "nvidia-persistenced is stopped"
+}
+
+# Nothing is touched while a write by anybody is under way on one of these functions.
+refuse_pending() {
+  scan
+  passing=$(sysfs_writes <"$work/links")
+  [ -z "$passing" ] || { tick; tick; }
+  printf '%s\n' "$passing" | while read -r pid fd path; do
+    [ -n "$pid" ] && [ -L "$ROOT/proc/$pid/fd/$fd" ] && state "$pid" >/dev/null || continue
+    echo "a write to ${path##*/} by pid$(named "$pid") has not returned"
+  done >"$work/pending"
+  marked | while read -r one pid its what; do
+    echo "$what by pid $pid has not returned (state $its)"
+  done >>"$work/pending"
+  [ ! -s "$work/pending" ] || stuck "$(head -n 1 "$work/pending")"
+}
+
+fields() {
+  address=${1%%,*} rest=${1#*,}
+  to=${rest%%,*} rest=${rest#*,}
+  from=${rest%%,*} override=
+  case $rest in *,*) override=${rest#*,} ;; esac
+}
+load() {
+  case $1 in
+    -) return 0 ;;
+    nvidia) [ ! -d "$ROOT/sys/module/nvidia" ] || return 0 ;;
+    *) [ ! -d "$pci/drivers/$1" ] || return 0 ;;
+  esac
+  case $1 in
+    xhci_hcd) module=xhci_pci ;;
+    nvidia-gpu) module=i2c_nvidia_gpu ;;
+    *) module=$1 ;;
+  esac
+  guarded "modprobe $module" modprobe "$module" ||
+    fail 77 "modprobe $module failed: $(cat "$work/text")"
+}
+free() {
+  was=$(driver "$address")
+  [ "$was" != "$to" ] || return 0
+  [ -z "$was" ] || [ "$was" = "$from" ] ||
+    fail 77 "$address is bound to $was, not to $from; it was not touched"
+  [ -z "$was" ] || refuse_used "$address"
+  if [ "$to" != - ]; then
+    put "$address" "the write to driver_override of $address" "$to" \
+      "$pci/devices/$address/driver_override" ||
+      fail 77 "driver_override of $address cannot be written: $(cat "$work/text")"
   fi
-  put "the unbind of $1 from vfio-pci" "$1" "$pci/drivers/vfio-pci/unbind" ||
-    fail 77 "$1 cannot be unbound from vfio-pci: $(cat "$work/text")"
-  wait_driver "$1" != vfio-pci ||
-    fail 75 "$1 is still bound to vfio-pci $limit s after its unbind; only a reboot clears it"
-  say "$1 is free of vfio-pci"
+  [ -n "$was" ] || return 0
+  put "$address" "the unbind of $address from $was" "$address" "$pci/drivers/$was/unbind" ||
+    [ "$(driver "$address")" != "$was" ] ||
+    fail 77 "$address cannot be unbound from $was: $(cat "$work/text")"
+  wait_driver "$address" != "$was" ||
+    stuck "$address is still bound to $was $limit s after its unbind"
+  say "$address is free of $was"
+}
+bind() {
+  [ "$to" != - ] || { [ -z "$(driver "$address")" ]; return; }
+  if [ "$(driver "$address")" != "$to" ]; then
+    put "$address" "the probe of $address" "$address" "$pci/drivers_probe" ||
+      fail 77 "$address cannot be probed: $(cat "$work/text")"
+  fi
+  wait_driver "$address" = "$to" ||
+    fail 77 "$address is bound to '$(driver "$address")' and not to $to after $limit s"
+  say "$address is bound to $to"
+}
+final_override() {
+  [ "$override" != '(null)' ] || value=
+  [ "$override" = '(null)' ] || value=$override
+  put "$address" "the write to driver_override of $address" "$value" \
+    "$pci/devices/$address/driver_override" ||
+    fail 77 "driver_override of $address cannot be written: $(cat "$work/text")"
 }
 
 node() {
@@ -95,95 +251,69 @@ node() {
   rm -f "$ROOT/dev/$1"
   mknod -m 0666 "$ROOT/dev/$1" c "$2" "$3" || fail 77 "/dev/$1 cannot be made"
 }
-
-wanted=
-for address in "$@"; do
-  [ -d "$pci/devices/$address" ] || fail 77 "there is no PCI function $address"
-  [ "$(driver "$address")" = nvidia ] || wanted="$wanted $address"
-done
-for address in $wanted; do free "$address"; done
-if [ ! -d "$ROOT/sys/module/nvidia" ]; then
-  # Only now: with every GPU on vfio-pci the module refuses to load (No such device).
-  guarded "modprobe nvidia" modprobe nvidia ||
-    fail 77 "modprobe nvidia failed: $(cat "$work/text")"
-fi
-for address in $wanted; do
-  if [ "$(driver "$address")" != nvidia ]; then
-    put "drivers_probe of $address" "$address" "$pci/drivers_probe" ||
-      fail 77 "$address cannot be probed: $(cat "$work/text")"
+nodes() {
+  load_uvm=
+  [ -d "$ROOT/sys/module/nvidia_uvm" ] || load_uvm=yes
+  if [ -n "$load_uvm" ]; then
+    guarded "modprobe nvidia_uvm" modprobe nvidia_uvm ||
+      fail 77 "modprobe nvidia_uvm failed: $(cat "$work/text")"
   fi
-  wait_driver "$address" = nvidia ||
-    fail 77 "$address is bound to '$(driver "$address")' and not to nvidia after $limit s"
-  say "$address is bound to nvidia"
-done
-
-if [ ! -d "$ROOT/sys/module/nvidia_uvm" ]; then
-  guarded "modprobe nvidia_uvm" modprobe nvidia_uvm ||
-    fail 77 "modprobe nvidia_uvm failed: $(cat "$work/text")"
-fi
-flags=
-for address in "$@"; do
-  file=$ROOT/proc/driver/nvidia/gpus/$address/information
-  stop=$(($(now) + limit + 1))
-  until minor=$(sed -n 's/^Device Minor:[^0-9]*\([0-9]*\).*/\1/p' "$file" 2>/dev/null) &&
-    [ -n "$minor" ]; do
-    [ "$(now)" -lt "$stop" ] || fail 77 "the driver names no device minor of $address"
-    tick
+  flags=
+  for address in "$@"; do
+    file=$ROOT/proc/driver/nvidia/gpus/$address/information
+    stop=$(($(now) + limit + 1))
+    until minor=$(sed -n 's/^Device Minor:[^0-9]*\([0-9]*\).*/\1/p' "$file" 2>/dev/null) &&
+      [ -n "$minor" ]; do
+      [ "$(now)" -lt "$stop" ] || fail 77 "the driver names no device minor of $address"
+      tick
+    done
+    flags="$flags -c $minor"
   done
-  flags="$flags -c $minor"
+  if command -v nvidia-modprobe >/dev/null; then
+    # shellcheck disable=SC2086
+    guarded nvidia-modprobe nvidia-modprobe -u $flags ||
+      say "nvidia-modprobe failed: $(cat "$work/text")"
+  fi
+  # What nvidia-modprobe has not made, or has left with an old major.
+  for minor in $flags; do
+    [ "$minor" = -c ] || node "nvidia$minor" 195 "$minor"
+  done
+  node nvidiactl 195 255
+  major=$(sed -n 's/^ *\([0-9][0-9]*\) nvidia-uvm$/\1/p' "$ROOT/proc/devices" | head -n 1)
+  [ -n "$major" ] || fail 77 "nvidia-uvm is not in /proc/devices"
+  node nvidia-uvm "$major" 0
+  node nvidia-uvm-tools "$major" 1
+}
+
+moved= served= leaving=
+for job in "$@"; do
+  fields "$job"
+  [ -d "$pci/devices/$address" ] || fail 77 "there is no PCI function $address"
+  was=$(driver "$address")
+  [ "$to" != nvidia ] || served="$served $address"
+  [ "$was" = "$to" ] || [ -z "$was$to" ] || moved="$moved $job"
+  [ "$was" != nvidia ] || [ "$to" = nvidia ] || leaving="$leaving $job"
 done
-if command -v nvidia-modprobe >/dev/null; then
-  # shellcheck disable=SC2086
-  guarded nvidia-modprobe nvidia-modprobe -u $flags ||
-    say "nvidia-modprobe failed: $(cat "$work/text")"
+[ -z "$moved" ] || refuse_pending
+# shellcheck disable=SC2086
+[ -z "$daemon" ] || [ -z "$leaving" ] || pause_daemon $leaving
+for job in $moved; do fields "$job"; free; done
+# The module is loaded only now: with every GPU on vfio-pci nvidia refuses (No such device).
+for job in $moved; do fields "$job"; load "$to"; done
+for job in $moved; do fields "$job"; bind; done
+for job in "$@"; do
+  fields "$job"
+  [ -z "$override" ] || final_override
+done
+# shellcheck disable=SC2086
+[ -z "$served" ] || nodes $served
+if [ -n "$unload" ] && [ -z "$(on_nvidia)" ]; then
+  for module in $unload; do
+    [ -d "$ROOT/sys/module/$module" ] || continue
+    guarded "modprobe -r $module" modprobe -r "$module" ||
+      fail 77 "modprobe -r $module failed: $(cat "$work/text")"
+  done
 fi
-# What nvidia-modprobe has not made, or has left with an old major.
-for minor in $flags; do
-  [ "$minor" = -c ] || node "nvidia$minor" 195 "$minor"
-done
-node nvidiactl 195 255
-major=$(sed -n 's/^ *\([0-9][0-9]*\) nvidia-uvm$/\1/p' "$ROOT/proc/devices" | head -n 1)
-[ -n "$major" ] || fail 77 "nvidia-uvm is not in /proc/devices"
-node nvidia-uvm "$major" 0
-node nvidia-uvm-tools "$major" 1
+exit 0
 """
-
-
-def apply_script(addresses: Sequence[str], limit_s: float, root: str = "") -> str:
-    """SCRIPT with its arguments, for a transport; `limit_s` is rounded up to whole seconds."""
-    arguments = words([str(max(1, round(limit_s))), *addresses])
-    return assignments({"DEPLOYER_ROOT": root}) + f"set -- {arguments}\n" + SCRIPT
-
-
-def unit_name(deployment: str) -> str:
-    """The boot unit of one deployment; the name is validated by the inventory."""
-    return f"deployer-gpus-{deployment}.service"
-
-
-def unit_text(deployment: str, addresses: Sequence[str], limit_s: float) -> str:
-    """The boot unit: before guests start, since a container with a missing node does not start."""
-    arguments = " ".join([str(max(1, round(limit_s))), *addresses])
-    return (
-        "# Written by deployer; `persist: report` in the playbook stops that.\n"
-        "[Unit]\n"
-        f"Description=GPUs of deployment {deployment} on the nvidia driver\n"
-        "After=systemd-modules-load.service\n"
-        "Before=pve-guests.service\n"
-        "\n"
-        "[Service]\n"
-        "Type=oneshot\n"
-        "RemainAfterExit=yes\n"
-        f"ExecStart=/bin/sh {BOOT_SCRIPT} {arguments}\n"
-        "\n"
-        "[Install]\n"
-        "WantedBy=multi-user.target\n"
-    )
-
-
-def enable_script(unit: str) -> str:
-    """Enables the unit as `systemctl enable` does; works before systemd has read the file."""
-    return assignments({"UNIT": unit, "FOLDER": UNIT_FOLDER}) + (
-        'mkdir -p "$FOLDER/multi-user.target.wants" || exit 1\n'
-        'ln -sfn "$FOLDER/$UNIT" "$FOLDER/multi-user.target.wants/$UNIT" || exit 1\n'
-        "if [ -d /run/systemd/system ]; then systemctl daemon-reload; fi\n"
-    )
+)

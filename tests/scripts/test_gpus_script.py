@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from deployer.steps.gpus_script import apply_script
+from deployer.steps.gpus_moves import apply_script, to_nvidia
 from tests.unit.hoststeps import SHELLS, A, B, Tree, run_script, tool
 from tests.unit.test_step_gpus import char, look
 
@@ -43,7 +43,7 @@ def test_script_rebinds_and_makes_nodes(tmp_path: Path, shell: list[str]) -> Non
     char(tmp_path / "can-make-nodes", 195, 0)
     tree = Tree(tmp_path / "host")
     simulate(tree, tmp_path / "bin")
-    script = apply_script([A, B], 10, str(tree.root))
+    script = apply_script(to_nvidia([A, B]), 10, str(tree.root))
     done = run_script(script, shell, tmp_path / "bin")
     assert done.returncode == 0, done.stderr.decode()
     assert [tree.driver(A), tree.driver(B)] == ["nvidia", "nvidia"]
@@ -70,7 +70,7 @@ def test_script_gives_up_on_a_stuck_unbind(tmp_path: Path, shell: list[str]) -> 
     # Nobody reads: the writer hangs, as in a kernel that waits for the GPU's user.
     os.mkfifo(tree.pci / "drivers/vfio-pci/unbind")
     clock = quick_clock(tmp_path / "bin")
-    done = run_script(apply_script([A], 20, str(tree.root)), shell, clock)
+    done = run_script(apply_script(to_nvidia([A]), 20, str(tree.root)), shell, clock)
     assert done.returncode == 75
     assert b"only a reboot" in done.stderr
     # Lets the writer end.
@@ -82,7 +82,7 @@ def test_script_does_not_believe_the_write(tmp_path: Path, shell: list[str]) -> 
     tree = Tree(tmp_path)
     tree.fifo("drivers/vfio-pci/unbind", lambda address: None)
     clock = quick_clock(tmp_path / "bin")
-    done = run_script(apply_script([A], 100, str(tree.root)), shell, clock)
+    done = run_script(apply_script(to_nvidia([A]), 100, str(tree.root)), shell, clock)
     assert done.returncode == 75
     assert b"still bound" in done.stderr
 
@@ -91,7 +91,7 @@ def test_script_does_not_believe_the_write(tmp_path: Path, shell: list[str]) -> 
 def test_script_refuses_a_gpu_in_use(tmp_path: Path, shell: list[str]) -> None:
     tree = Tree(tmp_path)
     tree.process(4242, "kvm", "/dev/vfio/14", "/")
-    done = run_script(apply_script([A], 1, str(tree.root)), shell)
+    done = run_script(apply_script(to_nvidia([A]), 1, str(tree.root)), shell)
     assert done.returncode == 76
     assert b"in use by pid 4242" in done.stderr
     assert tree.driver(A) == "vfio-pci"

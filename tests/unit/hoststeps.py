@@ -26,6 +26,7 @@ SHELLS = [
     shell for shell in (["dash"], ["busybox", "sh"], ["bash", "--posix"]) if shutil.which(shell[0])
 ]
 A, B = "0000:21:00.0", "0000:41:00.0"
+BOOT_ID = "6f1d3c0a-1111-4222-8333-444455556666"
 PACKAGE = {"file": "/srv/NVIDIA.run", "sha256": "a" * 64}
 
 
@@ -114,6 +115,7 @@ class Tree:
                 (folder / "iommu_group").symlink_to(members.parent)
                 self.bind(address, driver if function == "0" else "vfio-pci")
         write(root / "proc/devices", "Character devices:\n  1 mem\n\nBlock devices:\n")
+        write(root / "proc/sys/kernel/random/boot_id", BOOT_ID + "\n")
         write(root / "proc/cmdline", "quiet vfio-pci.ids=10de:2230 iommu=pt\n")
         (root / "dev").mkdir()
         if driver == "nvidia":

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from deployer import proxmox
-from deployer.proxmox import BootSource
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "host"
-A6000 = {"0000:21:00.0": "10de:2230"}
 
 
 def test_versions() -> None:
@@ -65,23 +63,18 @@ def test_claims() -> None:
     assert not claim.covers("0000:22:00.0")
 
 
-@pytest.mark.parametrize(
-    ("place", "text", "taken"),
-    [
-        ("/etc/modprobe.d/v.conf:1", "options vfio-pci ids=10de:2230,10de:1aef", True),
-        ("/etc/modprobe.d/v.conf:1", "options vfio_pci ids=10de:2230:1459:1", True),
-        ("/etc/modprobe.d/v.conf:1", "options vfio-pci ids=8086:1234", False),
-        ("/etc/modprobe.d/v.conf:1", "blacklist nvidia", True),
-        ("/etc/modprobe.d/v.conf:1", "blacklist nvidiafb", False),
-        ("/etc/modprobe.d/v.conf:1", "blacklist nouveau", False),
-        ("/etc/modprobe.d/v.conf:1", "install nvidia /bin/false", True),
-        ("/proc/cmdline:1", "vfio-pci.ids=10de:2230", True),
-        ("/proc/cmdline:1", "modprobe.blacklist=nouveau,nvidia", True),
-        ("/proc/cmdline:1", "modprobe.blacklist=nouveau", False),
-        ("/etc/driverctl.d/0000:21:00.0:1", "vfio-pci", True),
-        ("/etc/driverctl.d/0000:41:00.0:1", "vfio-pci", False),
-        ("/etc/driverctl.d/0000:21:00.0:1", "nvidia", False),
-    ],
-)
-def test_what_takes_it_back(place: str, text: str, taken: bool) -> None:
-    assert bool(proxmox.takes_back([BootSource(place, text)], A6000)) is taken
+def test_a_vm_that_is_starting_has_reserved_its_functions() -> None:
+    lines = [
+        ("0000:21:00.0", "101", "pid:77", "+"),
+        ("0000:21:00.1", "101", "pid:78", "-"),
+        ("0000:41:00.0", "102", "time:1000", "-"),
+        ("0000:41:00.1", "103", "time:999", "-"),
+        ("nonsense", "104", "pid:1", "+"),
+    ]
+    reserved = proxmox.parse_reservations(lines, 999)
+    assert reserved == [("0000:21:00.0", 101), ("0000:41:00.0", 102)]
+    claims = proxmox.parse_claims([(101, "name: win")], {}, [], reserved)
+    assert [(one.title(), one.running, one.functions) for one in claims] == [
+        ("VM 101 (win)", True, ("0000:21:00.0",)),
+        ("VM 102", True, ("0000:41:00.0",)),
+    ]

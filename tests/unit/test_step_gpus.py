@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 from pathlib import Path
@@ -11,14 +10,26 @@ import pytest
 
 from deployer import gpu, proxmox
 from deployer.errors import StepBlocked, StepFailed
-from deployer.model import Plan, PlanState, Procedure
+from deployer.model import Plan, PlanState, ProbeOutput, Procedure, WriteFile
 from deployer.remote.transport import Answer
 from deployer.state import DeploymentState
+from deployer.steps.boot_facts import BootFacts, BootFile
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.gpus import GpusStep
-from deployer.steps.gpus_facts import GpuFacts, Holder, PciFunction, probe
-from deployer.steps.gpus_script import unit_name
+from deployer.steps.gpus_binding import UnbindStuck
+from deployer.steps.gpus_facts import (
+    GpuFacts,
+    Holder,
+    Overrides,
+    PciFunction,
+    Pending,
+    parse,
+    parse_overrides,
+    probes,
+)
+from deployer.steps.gpus_moves import unit_name
 from tests.unit.hoststeps import (
+    BOOT_ID,
     SHELLS,
     A,
     B,
@@ -29,6 +40,7 @@ from tests.unit.hoststeps import (
     facts,
     output,
     run_script,
+    write,
 )
 
 DRIVER = HostDriver(loaded="", on_disk="580.126.09", kernel="6.8.12-1-pve")
@@ -47,7 +59,8 @@ REPORT = {"persist": "report"}
 
 
 def function(address: str, driver: str, minor: int | None = None) -> PciFunction:
-    return PciFunction(address, True, "0x10de", "0x2230", "0x030000", driver, "14", (), minor)
+    audio = PciFunction(f"{address[:-1]}1", True, "0x10de", "0x1aef", "0x040300", "vfio-pci")
+    return PciFunction(address, True, "0x10de", "0x2230", "0x030000", driver, "14", (audio,), minor)
 
 
 def on_nvidia(**changes: object) -> GpuFacts:
@@ -56,6 +69,7 @@ def on_nvidia(**changes: object) -> GpuFacts:
         "modules": ("nvidia", "nvidia_uvm"),
         "majors": (("nvidia", 195), ("nvidia-uvm", 509)),
         "nodes": NODES,
+        "boot_id": BOOT_ID,
     }
     return GpuFacts(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -71,7 +85,12 @@ def plan(seen: GpuFacts, *others: object, **gpus: object) -> Plan:
 
 
 def look(tree: Tree, shell: list[str]) -> GpuFacts:
-    one = probe([A, B], str(tree.root))
+    one = probes([A, B], str(tree.root))[0]
+    return one.parse(output(run_script(one.script, shell)))  # type: ignore[return-value]
+
+
+def overrides(tree: Tree, shell: list[str]) -> Overrides:
+    one = probes([A, B], str(tree.root))[1]
     return one.parse(output(run_script(one.script, shell)))  # type: ignore[return-value]
 
 
@@ -79,6 +98,17 @@ def test_nothing_to_do_says_what_it_saw() -> None:
     decided = plan(on_nvidia())
     assert decided.state is PlanState.NOTHING
     assert decided.reason == (f"{A} and {B} are bound to nvidia; /dev/nvidia0, /dev/nvidia1 exist")
+    assert decided.notes[0] == f"{A} 10de:2230 on nvidia, group 14 with 0000:21:00.1 vfio-pci"
+
+
+def test_it_is_proven_only_when_the_boot_id_has_changed() -> None:
+    def reason(changed: str) -> str:
+        state = DeploymentState(extra={"gpus": {"changed_boot": changed}})
+        want = deployment(gpus=REPORT)
+        return GpusStep().plan(want, facts(on_nvidia(), DRIVER), state).reason
+
+    assert reason(BOOT_ID).endswith("; effective now, not proven across a reboot")
+    assert reason("another").endswith("; proven across a reboot")
 
 
 def test_vfio_is_rebound_and_the_audio_function_left_alone() -> None:
@@ -86,9 +116,19 @@ def test_vfio_is_rebound_and_the_audio_function_left_alone() -> None:
     (change,) = decided.changes
     assert isinstance(change.action, Procedure)
     assert f"echo nvidia > /sys/bus/pci/devices/{A}/driver_override" in change.action.steps
-    assert "modprobe nvidia" in change.action.steps
+    assert f"echo {A} > /sys/bus/pci/drivers/vfio-pci/unbind" in change.action.steps
+    assert "modprobe nvidia\n" in change.action.steps
     assert "21:00.1" not in change.action.steps
-    assert "vfio-pci" in change.undo
+    assert f"{A} back to vfio-pci" in change.undo
+
+
+def test_a_function_without_a_driver_is_only_probed() -> None:
+    functions = (function(A, ""), function(B, "nvidia", 1))
+    (change,) = plan(on_nvidia(functions=functions)).changes
+    assert isinstance(change.action, Procedure)
+    assert "unbind" not in change.action.steps
+    assert f"echo {A} > /sys/bus/pci/drivers_probe" in change.action.steps
+    assert B not in change.action.steps
 
 
 def test_rebind_never() -> None:
@@ -113,21 +153,46 @@ def test_a_running_vm_claims_it() -> None:
 
 def test_a_vm_that_starts_at_boot_is_warned_about() -> None:
     claim = proxmox.Claim(101, ("0000:41:00",), onboot=True, running=False)
-    assert f"VM 101 starts at boot and takes {B}" in plan(on_nvidia(claims=(claim,))).reason
+    assert f"VM 101 starts at boot and takes {B}" in plan(on_nvidia(claims=(claim,))).notes
 
 
 @pytest.mark.parametrize(
-    ("one", "words"),
+    ("one", "words", "fix"),
     [
-        (PciFunction(A), "no PCI function"),
-        (PciFunction(A, True, "0x1022", "0x1", "0x060400", ""), "not an NVIDIA GPU"),
-        (function(A, "nouveau"), "bound to nouveau"),
+        (PciFunction(A), "no PCI function", "lspci"),
+        (
+            PciFunction(A, True, "0x1022", "0x1", "0x060400", ""),
+            "not an NVIDIA GPU",
+            "named there by `id:`",
+        ),
+        (function(A, "nouveau"), "bound to nouveau", "blacklist nouveau in"),
+        # A blacklist of nouveau does not stop it.
+        (function(A, "nova_core"), "bound to nova_core", "blacklist nova_core and nova_drm in"),
+        (function(A, "mystery"), "bound to mystery", "find out who bound it there"),
     ],
 )
-def test_what_is_never_touched(one: PciFunction, words: str) -> None:
+def test_what_is_never_touched(one: PciFunction, words: str, fix: str) -> None:
     decided = plan(on_vfio(functions=(one,)))
     assert decided.state is PlanState.BLOCKED
     assert words in decided.reason
+    assert fix in decided.fix
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state"), [("1234:1111", PlanState.CHANGES), ("10de:2230", PlanState.BLOCKED)]
+)
+def test_the_inventory_may_name_the_id(wanted: str, state: PlanState) -> None:
+    emulated = PciFunction(A, True, "0x1234", "0x1111", "0x038000", "vfio-pci")
+    want = deployment(gpus=REPORT)
+    host = want.host.model_copy(
+        update={"gpus": [one.model_copy(update={"id": wanted}) for one in want.host.gpus]}
+    )
+    object.__setattr__(want, "host", host)
+    seen = facts(on_vfio(functions=(emulated,)), DRIVER)
+    decided = GpusStep().plan(want, seen, DeploymentState())
+    assert decided.state is state
+    if state is PlanState.BLOCKED:
+        assert "is not 10de:2230, as the inventory says" in decided.reason
 
 
 def test_waits_for_the_driver() -> None:
@@ -137,7 +202,41 @@ def test_waits_for_the_driver() -> None:
 def test_a_look_that_timed_out_is_a_diagnosis() -> None:
     decided = plan(GpuFacts(timed_out=True))
     assert decided.state is PlanState.BLOCKED
+    assert decided.stands
     assert "reboot" in decided.fix
+
+
+STUCK = Pending(4242, "sh", "D", A, f"the unbind of {A} from vfio-pci")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"pending": (STUCK,)}, "pid 4242 (sh, state D) has not returned"),
+        ({"pending": (Pending(7, "qm", "S", "", "a write to unbind"),)}, "only a host reboot"),
+        ({"changing": ("nvidia (going)",)}, "being loaded or unloaded: nvidia (going)"),
+        ({"scanned": False}, "nobody knows who holds the GPUs"),
+    ],
+)
+def test_what_is_under_way_forbids_everything(changes: dict[str, object], words: str) -> None:
+    for seen in (on_vfio(**changes), on_nvidia(**changes)):
+        decided = plan(seen)
+        assert decided.state is PlanState.BLOCKED
+        assert words in decided.reason
+
+
+def test_a_write_to_a_device_of_no_concern_forbids_nothing() -> None:
+    other = Pending(7, "sh", "S", "0000:00:1f.2", "a write to reset of 0000:00:1f.2")
+    assert plan(on_nvidia(pending=(other,))).state is PlanState.NOTHING
+
+
+def test_an_override_that_cannot_be_read_is_a_pending_change() -> None:
+    gone = (function(A, ""), function(B, "vfio-pci"))
+    late = parse_overrides(ProbeOutput(124, b"", b"", timed_out=True))
+    decided = plan(on_vfio(functions=gone), DRIVER, late)
+    assert decided.state is PlanState.BLOCKED
+    assert f"{A} has no driver" in decided.reason
+    assert "host reboot" in decided.fix
 
 
 @pytest.mark.parametrize(
@@ -162,46 +261,89 @@ def test_a_gpu_that_nvidia_smi_lost() -> None:
 
 
 def test_persist_writes_files_of_ours_once() -> None:
-    want = deployment(gpus={"persist": "change"})
+    want = deployment(gpus={"persist": "unit"})
     decided = GpusStep().plan(want, facts(on_nvidia(), DRIVER), DeploymentState())
     assert [change.title for change in decided.changes] == [
         "write /usr/local/sbin/deployer-gpus",
         "write /etc/systemd/system/deployer-gpus-qwen.service",
         "enable deployer-gpus-qwen.service",
     ]
-    written = [change.action for change in decided.changes[:2]]
-    ours = tuple(
-        (one.path, hashlib.sha256(one.content).hexdigest())  # type: ignore[union-attr]
-        for one in written
-    )
-    seen = on_nvidia(ours=ours, enabled=(unit_name("qwen"),))
-    again = GpusStep().plan(want, facts(seen, DRIVER), DeploymentState())
-    assert again.state is PlanState.NOTHING
-    unit = written[1].content.decode()  # type: ignore[union-attr]
+    written = [one.action for one in decided.changes if isinstance(one.action, WriteFile)]
+    files = tuple(BootFile(one.path, one.content) for one in written)
+    unit = written[1].content.decode()
     assert "Before=pve-guests.service" in unit
-    assert f"deployer-gpus 20 {A} {B}" in unit
+    assert f"deployer-gpus 20 {A},nvidia,vfio-pci {B},nvidia,vfio-pci" in unit
+    assert written[1].diff()[0] == "--- a/etc/systemd/system/deployer-gpus-qwen.service"
+    boot = BootFacts(files=files, enabled=(unit_name("qwen"),))
+    again = GpusStep().plan(want, facts(on_nvidia(), DRIVER, boot), DeploymentState())
+    assert again.state is PlanState.NOTHING
 
 
-def test_persist_names_what_it_works_against() -> None:
-    boot = (proxmox.BootSource("/etc/modprobe.d/vfio.conf:2", "options vfio-pci ids=10de:2230"),)
-    seen = facts(on_nvidia(boot=boot), DRIVER)
-    decided = GpusStep().plan(deployment(), seen, DeploymentState())
-    assert "/etc/modprobe.d/vfio.conf:2" in decided.changes[0].reason
+STUCK_TEXT = b"kernel:\n[9] blocked\nthe unbind of X has not returned after 5 s; only a reboot"
 
 
-def test_report_names_what_takes_it_back() -> None:
-    boot = (proxmox.BootSource("/etc/modprobe.d/vfio.conf:2", "options vfio-pci ids=10de:2230"),)
-    assert "/etc/modprobe.d/vfio.conf:2" in plan(on_nvidia(boot=boot)).reason
-
-
-@pytest.mark.parametrize(("code", "error"), [(75, StepFailed), (76, StepBlocked), (77, StepFailed)])
-def test_apply_explains_the_script_s_end(code: int, error: type[Exception]) -> None:
+@pytest.mark.parametrize(
+    ("code", "said", "error", "words", "fix"),
+    [
+        (75, STUCK_TEXT, UnbindStuck, "has not returned after 5 s", "reboot kpro5"),
+        (76, b"X is in use by pid 7 (kvm)\n", StepBlocked, "in use by pid 7", "stop the process"),
+        (
+            77,
+            b"modprobe nvidia failed: modprobe: ERROR: could not insert 'nvidia': No such device\n"
+            b"nvidia-persistenced is started\n",
+            StepFailed,
+            "could not insert 'nvidia': No such device",
+            "dmesg | grep NVRM",
+        ),
+        (
+            77,
+            b"modprobe nvidia failed: modprobe: ERROR: could not insert 'nvidia': Key was rejected "
+            b"by service\n",
+            StepFailed,
+            "Key was rejected by service",
+            "Secure Boot",
+        ),
+        (
+            77,
+            b"modprobe nvidia failed: modprobe: FATAL: Module nvidia not found in directory /lib\n",
+            StepFailed,
+            "not found in directory",
+            "dkms status",
+        ),
+        (
+            77,
+            b"modprobe -r nvidia failed: modprobe: FATAL: Module nvidia is in use.\n",
+            StepFailed,
+            "is in use",
+            "/proc/*/fd",
+        ),
+        (
+            77,
+            b"X cannot be probed: sh: write error: Invalid argument\n",
+            StepFailed,
+            "Invalid argument",
+            "a VM owns its IOMMU group",
+        ),
+        (
+            77,
+            b"X cannot be bound: sh: write error: Device or resource busy\n",
+            StepFailed,
+            "resource busy",
+            "a VM owns its IOMMU group",
+        ),
+        (127, b"sh: 1: nope: not found\n", StepFailed, "not found", ""),
+    ],
+)
+def test_apply_explains_the_script_s_end(
+    code: int, said: bytes, error: type[Exception], words: str, fix: str
+) -> None:
     want = deployment(gpus=REPORT)
     seen = facts(on_vfio(), DRIVER)
     decided = GpusStep().plan(want, seen, DeploymentState())
-    door = Door(answers=[Answer(code, b"", b"0000:21:00.0 is in use by pid 7\n")])
-    with pytest.raises(error, match="in use by pid 7"):
+    door = Door(answers=[Answer(code, b"", said)])
+    with pytest.raises(error, match=words) as told:
         GpusStep().apply(context(want, door), seen, decided)
+    assert fix in told.value.fix  # type: ignore[attr-defined]
 
 
 @BY_SHELL
@@ -209,28 +351,83 @@ def test_look_at_vfio(tmp_path: Path, shell: list[str]) -> None:
     tree = Tree(tmp_path)
     tree.process(4242, "kvm", "/dev/vfio/14", "/qemu.slice/101.scope", "/usr/bin/kvm -id 101 -x")
     tree.process(4243, "other", "/dev/vfio/vfio", "/")
-    folder = tmp_path / "etc"
-    (folder / "pve/qemu-server").mkdir(parents=True)
-    (folder / "pve/qemu-server/101.conf").write_text(
-        "name: windows\nhostpci0: 0000:21:00,pcie=1\nonboot: 1\n[old]\nhostpci1: 41:00.0\n"
+    conf = tmp_path / "etc/pve/qemu-server"
+    write(
+        conf / "101.conf",
+        "name: windows\nhostpci0: 0000:21:00,pcie=1\nonboot: 1\n[old]\nhostpci1: 41:00.0\n",
     )
-    (folder / "modprobe.d").mkdir()
-    (folder / "modprobe.d/vfio.conf").write_text("# ids=\noptions vfio-pci ids=10de:2230\n")
-    (folder / "driverctl.d").mkdir()
-    (folder / "driverctl.d" / B).write_text("vfio-pci\n")
+    write(
+        conf / "102.conf", "name: soon\n[old]\nonboot: 1\n[PENDING]\nhostpci0: host=41:00.0;41:00.1"
+    )
+    write(conf / "103.conf", "hostpci0: mapping=card,pcie=1\n")
+    write(
+        tmp_path / "etc/pve/mapping/pci.cfg",
+        f"card\n\tmap id=10de:2230,node={os.uname().nodename.split('.')[0]},path=0000:41:00\n",
+    )
+    write(tmp_path / "run/qemu-server/pci-id-reservations", f"{B} 103 pid:4243\n{A} 9 pid:1\n")
     seen = look(tree, shell)
+    assert seen.scanned and seen.boot_id == BOOT_ID
     assert [one.driver for one in seen.functions] == ["vfio-pci", "vfio-pci"]
-    assert seen.functions[0].members == (("0000:21:00.1", "vfio-pci"),)
+    (audio,) = seen.functions[0].members
+    assert (audio.address, audio.id, audio.driver) == ("0000:21:00.1", "10de:1aef", "vfio-pci")
+    assert [one.address for one in seen.displays] == [A, B]
     assert seen.held_by(A) == (Holder(4242, "kvm", vm=101),)
     assert seen.held_by(B) == ()
-    (claim,) = seen.claims
-    assert claim.covers(A) and not claim.covers(B) and claim.onboot
-    ids = {one.address: one.id for one in seen.functions}
-    assert [str(one) for one in proxmox.takes_back(seen.boot, ids)] == [
-        "/etc/modprobe.d/vfio.conf:2: options vfio-pci ids=10de:2230",
-        f"/etc/driverctl.d/{B}:1: vfio-pci",
-        "/proc/cmdline:1: vfio-pci.ids=10de:2230",
+    windows, soon, mapped = seen.claims
+    assert windows.covers(A) and not windows.covers(B) and windows.onboot
+    assert soon.covers(B) and not soon.onboot and not soon.running
+    assert mapped.covers(B) and mapped.running
+    assert seen.pending == ()
+
+
+@BY_SHELL
+def test_look_at_a_pending_unbind(tmp_path: Path, shell: list[str]) -> None:
+    tree = Tree(tmp_path)
+    tree.unbind(A)
+    tree.process(50, "sh", "/sys/bus/pci/drivers/vfio-pci/unbind", "/", f"sh -c echo {A} > unbind")
+    write(tmp_path / "proc/50/stat", "50 (s h) D 1 50 50 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0\n")
+    (seen,) = look(tree, shell).pending
+    assert str(seen) == f"a write to unbind of {A} by pid 50 (sh, state D) has not returned"
+    assert overrides(tree, shell).problem.startswith("a write to a driver file by pid 50")
+    # Ours says which address and what; a mark of another boot or of a later process says nothing.
+    marks = tmp_path / "run/deployer/gpus"
+    write(marks / A, f"{BOOT_ID} 50 777 the unbind of {A} from vfio-pci\n")
+    write(marks / B, f"{BOOT_ID} 50 778 the unbind of {B} from vfio-pci\n")
+    write(marks / "0000:21:00.1", "another-boot 50 777 the unbind\n")
+    (seen,) = look(tree, shell).pending
+    assert (seen.address, seen.what) == (A, f"the unbind of {A} from vfio-pci")
+    # A zombie waits for nothing.
+    write(tmp_path / "proc/50/stat", "50 (sh) Z 1 50 50 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0\n")
+    assert look(tree, shell).pending == ()
+    assert overrides(tree, shell).of(B) == ""
+
+
+@BY_SHELL
+def test_look_at_a_device_fd_whose_group_fd_is_closed(tmp_path: Path, shell: list[str]) -> None:
+    tree = Tree(tmp_path)
+    tree.process(60, "python3", "anon_inode:[vfio-device]", "/lxc/129/ns")
+    seen = look(tree, shell)
+    assert [str(holder) for holder in seen.held_by(A)] == [
+        "pid 60 (python3) of container 129, which has some device of vfio open"
     ]
+    assert seen.held_by(B) == seen.held_by(A)
+    # Newer kernels tell.
+    write(tmp_path / "proc/60/fdinfo/7", f"pos: 0\nvfio-device-syspath: /sys/devices/x/{B}\n")
+    seen = look(tree, shell)
+    assert seen.held_by(A) == ()
+    assert [holder.sure for holder in seen.held_by(B)] == [True]
+
+
+@BY_SHELL
+def test_look_at_module_states(tmp_path: Path, shell: list[str]) -> None:
+    tree = Tree(tmp_path, driver="nvidia")
+    write(tmp_path / "sys/module/nvidia/initstate", "going\n")
+    write(tmp_path / "sys/module/nvidia/refcnt", "15\n")
+    seen = look(tree, shell)
+    assert seen.changing == ("nvidia (going)",)
+    assert seen.hidden_users == 15
+    (tmp_path / "sys/module/nvidia/holders/nvidia_uvm").mkdir(parents=True)
+    assert look(tree, shell).hidden_users == 0
 
 
 def char(path: Path, major: int, minor: int) -> None:
@@ -248,8 +445,31 @@ def test_look_at_nvidia_finds_a_container_by_device_number(
     for node in NODES:
         char(tmp_path / node.path[1:], node.major, node.minor)
     char(tmp_path / "elsewhere", 195, 1)
+    char(tmp_path / "modeset", 195, 254)
+    char(tmp_path / "card0", 226, 0)
     tree.process(77, "python3", str(tmp_path / "elsewhere"), "/lxc/129/ns/x")
     seen = look(tree, shell)
     assert seen.ready
     assert [one.minor for one in seen.functions] == [0, 1]
     assert seen.held_by(B) == (Holder(77, "python3", container=129),)
+    assert seen.held_by(A) == ()
+    write(tree.pci / "devices" / A / "drm/card0/dev", "226:0\n")
+    tree.process(78, "Xorg", str(tmp_path / "card0"), "/user.slice/x")
+    tree.process(
+        79,
+        "nvidia-persiste",
+        str(tmp_path / "modeset"),
+        "/system.slice/nvidia-persistenced.service",
+    )
+    seen = look(tree, shell)
+    assert [holder.pid for holder in seen.held_by(A)] == [78, 79]
+    assert [holder.pid for holder in seen.held_by(B)] == [77, 79]
+    assert seen.held_by(A)[1].is_persistenced
+    assert seen.held_by(A)[1].way_out == "`systemctl stop nvidia-persistenced.service`"
+
+
+def test_a_scan_that_was_cut_off_is_not_believed() -> None:
+    whole = f"gpu {A} 0x10de 0x2230 0x030000 vfio-pci\nscanned\n".encode()
+    assert parse(ProbeOutput(0, whole, b""), [A]).scanned
+    cut = parse(ProbeOutput(124, whole.removesuffix(b"scanned\n"), b"", timed_out=True), [A])
+    assert not cut.scanned and cut.functions[0].driver == "vfio-pci"

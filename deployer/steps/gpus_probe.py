@@ -1,0 +1,143 @@
+"""The scripts by which the gpus step looks at a host; gpus_facts parses what they print.
+
+What is safe comes first. The scan of all open files comes last: it may hang on a dead network file
+system, and then `scanned` is missing and nothing is believed about who holds a GPU.
+"""
+
+from __future__ import annotations
+
+from deployer.steps.gpus_scan import FUNCTIONS
+
+TIMEOUT_S = 20.0
+OVERRIDE_TIMEOUT_S = 4.0
+
+SCRIPT = (
+    FUNCTIONS
+    + r"""
+ids() {  # ADDRESS: vendor, device, class, driver
+  { read -r vendor <"$pci/devices/$1/vendor" && read -r device <"$pci/devices/$1/device" &&
+    read -r class <"$pci/devices/$1/class"; } 2>/dev/null || return 1
+  echo "$vendor $device $class $(driver "$1")"
+}
+echo "node $(uname -n)"
+echo "now $(date +%s)"
+{ read -r boot <"$ROOT/proc/sys/kernel/random/boot_id"; } 2>/dev/null && echo "bootid $boot"
+for address in "$@"; do
+  if [ ! -d "$pci/devices/$address" ]; then echo "absent $address"; continue; fi
+  echo "gpu $address $(ids "$address")"
+  group=$(readlink "$pci/devices/$address/iommu_group") && echo "group $address ${group##*/}"
+  for path in "$pci/devices/${address%.*}".* "$pci/devices/$address"/iommu_group/devices/*; do
+    [ -e "$path" ] || [ -L "$path" ] || continue
+    member=${path##*/}
+    [ "$member" != "$address" ] && [ ! -d "$pci/devices/$member/pci_bus" ] || continue
+    echo "member $address $member $(ids "$member")"
+  done
+  information=$ROOT/proc/driver/nvidia/gpus/$address/information
+  [ -r "$information" ] && sed -n "s/^Device Minor:.*/minor $address &/p" "$information"
+  char_numbers "$address" | sed "s/^/number $address /"
+  for vfio in "$pci/devices/$address"/vfio-dev/vfio*; do
+    [ -e "$vfio" ] && echo "vfiodev $address ${vfio##*/}"
+  done
+done
+for path in "$pci"/devices/*; do
+  { read -r class <"$path/class"; } 2>/dev/null || continue
+  case $class in 0x03*) echo "display ${path##*/} $(ids "${path##*/}")" ;; esac
+done
+for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm vfio_pci; do
+  [ -d "$ROOT/sys/module/$module" ] || continue
+  { read -r initstate <"$ROOT/sys/module/$module/initstate"; } 2>/dev/null || initstate=live
+  echo "module $module $initstate"
+done
+if { read -r count <"$ROOT/sys/module/nvidia/refcnt"; } 2>/dev/null; then
+  dependents=0
+  for one in "$ROOT"/sys/module/nvidia/holders/*; do
+    [ -e "$one" ] && dependents=$((dependents + 1))
+  done
+  echo "refs $count $dependents"
+fi
+sed -n 's/^ *\([0-9][0-9]*\) \(nvidia[a-z-]*\)$/major \1 \2/p' "$ROOT/proc/devices" 2>/dev/null
+for node in "$ROOT"/dev/nvidia*; do
+  [ -e "$node" ] && stat -c 'devnode %n|%F|%t:%T' "$node"
+done
+for file in "$ROOT"/run/qemu-server/*.pid; do
+  [ -r "$file" ] || continue
+  { read -r pid <"$file"; } 2>/dev/null
+  [ -n "$pid" ] && [ -d "$ROOT/proc/$pid" ] || continue
+  vmid=${file##*/}
+  echo "vm ${vmid%.pid} $pid"
+done
+[ -r "$ROOT/run/qemu-server/pci-id-reservations" ] &&
+  while read -r address vmid until; do
+    alive=-
+    case $until in pid:*) [ -d "$ROOT/proc/${until#pid:}" ] && alive=+ ;; esac
+    echo "reserved $address $vmid $until $alive"
+  done <"$ROOT/run/qemu-server/pci-id-reservations"
+for file in "$ROOT"/etc/pve/qemu-server/*.conf; do
+  [ -r "$file" ] || continue
+  vmid=${file##*/}
+  counts=yes
+  # A snapshot's section says nothing about the next start; [PENDING] does.
+  while IFS= read -r line || [ -n "$line" ]; do
+    case $line in
+      '[PENDING]'*) counts=yes ;;
+      '['*) counts= ;;
+      hostpci[0-9]* | onboot:* | name:*) [ -z "$counts" ] || echo "conf ${vmid%.conf} $line" ;;
+    esac
+  done <"$file"
+done
+[ -r "$ROOT/etc/pve/mapping/pci.cfg" ] && sed 's/^/mapping /' "$ROOT/etc/pve/mapping/pci.cfg"
+marked | sed 's/^/marked /'
+links=$(open_links)
+writes=$(printf '%s\n' "$links" | sysfs_writes)
+told=
+numbers=$(for address in "$@"; do char_numbers "$address"; done | sort -u | tr '\n' '|')
+opened=$(
+  printf '%s\n' "$links" | sed -n -e 's,^\([0-9]* [0-9]* .*/dev/vfio/.*\)$,open \1,p' \
+    -e 's,^\([0-9]* [0-9]* anon_inode:.*vfio-device.*\)$,open \1,p'
+  open_chars | grep -E " (${numbers}c3:[0-9a-f]+|e2:[0-9a-f]+)\$" | sed 's/^/char /'
+)
+printf '%s\n' "$opened"
+printf '%s\n' "$opened" | sed -n 's/^open \([0-9]*\) \([0-9]*\) anon_inode.*/\1 \2/p' |
+  while read -r pid fd; do
+    sed -n "s,^vfio-device-syspath:[[:space:]]*.*/,syspath $pid ,p" \
+      "$ROOT/proc/$pid/fdinfo/$fd" 2>/dev/null
+  done
+# A write that was only passing is over by now.
+printf '%s\n' "$writes" | while read -r pid fd path; do
+  [ -n "$pid" ] && [ -L "$ROOT/proc/$pid/fd/$fd" ] || continue
+  its_state=$(state "$pid") && echo "write $pid $its_state $path"
+done
+for pid in $(
+  printf '%s\n' "$opened" | sed -n 's/^[a-z]* \([0-9]*\) .*/\1/p'
+  printf '%s\n' "$writes" | sed 's/ .*//'
+  marked | cut -d ' ' -f 2
+); do
+  case " $told " in *" $pid "*) continue ;; esac
+  told="$told $pid"
+  { read -r comm <"$ROOT/proc/$pid/comm"; } 2>/dev/null || continue
+  echo "comm $pid $comm"
+  echo "cmd $pid $(tr '\0\n' '  ' <"$ROOT/proc/$pid/cmdline" 2>/dev/null)"
+  sed "s/^/cgroup $pid /" "$ROOT/proc/$pid/cgroup" 2>/dev/null
+done
+echo "scanned"
+exit 0
+"""
+)
+
+# Only when nothing is under way: while an unbind is pending this read never returns.
+OVERRIDE_SCRIPT = (
+    FUNCTIONS
+    + r"""
+writes=$(open_links | sysfs_writes)
+for pid in $(printf '%s\n' "$writes" | sed 's/ .*//') $(marked | cut -d ' ' -f 2); do
+  state "$pid" >/dev/null && { echo "pending $pid"; exit 0; }
+done
+for address in "$@"; do
+  for path in "$pci/devices/${address%.*}".* "$pci/devices/$address"/iommu_group/devices/*; do
+    file=$pci/devices/${path##*/}/driver_override
+    { read -r value <"$file"; } 2>/dev/null && echo "override ${path##*/} $value"
+  done
+done
+exit 0
+"""
+)
