@@ -26,6 +26,10 @@ class DeployError(Exception):
         self.fix = fix
         self.evidence = evidence
 
+    def again(self) -> DeployError:
+        """The same, to be raised in another thread as well."""
+        return type(self)(self.what, where=self.where, fix=self.fix, evidence=self.evidence)
+
     def add(self, text: str) -> None:
         """Appends to `what`: something that was found out while the error was handled."""
         self.what = f"{self.what}; {text}"

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -28,15 +29,22 @@ _OPTIONS: tuple[tuple[str, str, int], ...] = (
     ("IPPROTO_TCP", "TCP_USER_TIMEOUT", DEAD_PEER_S * 1000),
 )
 _QUICKACK: int | None = getattr(socket, "TCP_QUICKACK", None)
+_HEARD = 200
+_LOOK_S = 0.2
 _import_lock = threading.Lock()
 
 
 class QuickSocket(socket.socket):
     """A TCP socket that acknowledges at once: the kernel forgets TCP_QUICKACK after each read."""
 
+    heard = b""
+    """The first bytes that came: sshd may say why it hangs up, in place of its banner."""
+
     def recv(self, bufsize: int, flags: int = 0) -> bytes:
         """Like socket.recv."""
         data = super().recv(bufsize, flags)
+        if not self.heard:
+            self.heard = data[:_HEARD]
         if _QUICKACK is not None and data:
             self.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
         return data
@@ -62,14 +70,21 @@ class Dial:
         self._socket: QuickSocket | None = None
         self._next()
 
-    def finish(self) -> QuickSocket:
-        """The connected socket. Raises OSError (TimeoutError, ConnectionRefusedError, ...)."""
+    def finish(self, still: Callable[[], bool] = lambda: True) -> QuickSocket:
+        """The connected socket. Raises OSError (TimeoutError, ConnectionRefusedError, ...).
+
+        InterruptedError when `still` says that nobody waits for it any more.
+        """
         while self._socket is not None:
             ready = select.poll()
             ready.register(self._socket, select.POLLOUT)
             left = self._deadline - time.monotonic()
-            if not ready.poll(max(left, 0.0) * 1000):
+            if not ready.poll(max(min(left, _LOOK_S), 0.0) * 1000):
+                if left > 0 and still():
+                    continue
                 self.abort()
+                if left > 0:
+                    raise InterruptedError(errno.EINTR, "given up")
                 raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code == 0:

@@ -30,6 +30,9 @@ STATUS_S = 2.0
 HANG_UP_S = 2.0
 """How long the close of a session may take."""
 
+STUCK_S = 5.0
+"""How much longer than its own deadline the opening of a tunnel may take."""
+
 _CHUNK = 256 * 1024
 _CONNECT_FAILED = 2
 
@@ -47,6 +50,8 @@ class SshTransport:
         self._transport: paramiko.Transport | None = None
         self._gateway: Endpoint | None = None
         self._closes = 0
+        self._failure: errors.DeployError | None = None
+        self._failures = 0
 
     @property
     def name(self) -> str:
@@ -79,6 +84,9 @@ class SshTransport:
         transport, self._transport = self._transport, None
         if transport is not None:
             hang_up(transport)
+        self._give_back()
+
+    def _give_back(self) -> None:
         gateway, self._gateway = self._gateway, None
         if gateway is not None:
             _gateways.give_back(gateway)
@@ -88,14 +96,18 @@ class SshTransport:
         self._connected()
 
     def tunnel(self, address: str, port: int, timeout_s: float) -> paramiko.Channel:
-        """A direct-tcpip channel from this machine to `address`:`port`, for ProxyJump."""
+        """A direct-tcpip channel from this machine to `address`:`port`, for ProxyJump.
+
+        Others use this connection too: it stays, whatever becomes of one channel.
+        """
         transport = self._connected()
         import_paramiko()
         import paramiko
 
         place = f"{address}:{port}"
         try:
-            with _bounded(transport, timeout_s):
+            # paramiko ends the wait for an answer by itself; the wait for the socket it does not.
+            with _bounded(transport, timeout_s + STUCK_S):
                 return transport.open_channel(
                     "direct-tcpip", (address, port), ("127.0.0.1", 0), timeout=timeout_s
                 )
@@ -110,35 +122,59 @@ class SshTransport:
                 else "is the target up, and is address and port right as seen from the gateway?",
             ) from error
         except (paramiko.SSHException, EOFError, OSError) as error:
-            self.close()
+            if not transport.is_active():
+                self.close()
             raise errors.Unreachable(
                 f"the gateway gave no connection to {place} within {timeout_s:g} s: {error}",
                 where=self._name,
+                fix="is the target on, and is no firewall between it and the gateway?",
             ) from error
 
     def _connected(self) -> paramiko.Transport:
+        failures = self._failures
         with self._lock:
+            if self._failure is not None and self._failures != failures:
+                # Another thread tried while this one waited for its turn.
+                raise self._failure.again()
             transport = self._transport
             if transport is not None and transport.is_active():
                 return transport
             self.close()
-            closes = self._closes
-            endpoint = self._resolve()
-            if endpoint.gateway is None:
-                transport = login(endpoint)
-            else:
-                transport = self._login_through(endpoint, endpoint.gateway)
-            self._transport = transport
-            if self._closes != closes:
-                self.close()
-                raise errors.ConnectionLost("closed while connecting", where=self._name)
-            return transport
+            try:
+                self._transport = self._login()
+            except errors.DeployError as error:
+                self._failure, self._failures = error, failures + 1
+                raise
+            self._failure = None
+            return self._transport
 
-    def _login_through(self, endpoint: Endpoint, gateway: Endpoint) -> paramiko.Transport:
+    def _login(self) -> paramiko.Transport:
+        closes = self._closes
+
+        def still() -> bool:
+            return self._closes == closes
+
+        endpoint = self._resolve()
+        if endpoint.gateway is None:
+            transport = login(endpoint, still=still)
+        else:
+            transport = self._login_through(endpoint, endpoint.gateway, still)
+        if not still():
+            hang_up(transport)
+            self._give_back()
+            raise errors.ConnectionLost("closed while connecting", where=self._name)
+        return transport
+
+    def _login_through(
+        self, endpoint: Endpoint, gateway: Endpoint, still: Callable[[], bool]
+    ) -> paramiko.Transport:
         hop = _gateways.borrow(gateway)
         try:
             transport = login(
-                endpoint, lambda limit: hop.tunnel(endpoint.address, endpoint.port, limit)
+                endpoint,
+                lambda limit: hop.tunnel(endpoint.address, endpoint.port, limit),
+                still,
+                via=gateway.place,
             )
         except BaseException:
             _gateways.give_back(gateway)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,27 +98,34 @@ def _refused(
 @contextmanager
 def _keys(endpoint: Endpoint, attempts: _Attempts) -> Iterator[Iterator[tuple[str, paramiko.PKey]]]:
     """Identity files, then the agent's keys; an encrypted file only through the agent."""
-    agent = _agent(endpoint.connect_timeout_s)
+    agents: list[paramiko.Agent] = []
+
+    def held() -> dict[bytes, paramiko.PKey]:
+        """Asked only when it is needed: most logins need no agent."""
+        if not agents:
+            agents.append(_agent(endpoint.connect_timeout_s))
+        return {key.asbytes(): key for key in agents[0].get_keys()}
+
     try:
-        yield _offers(endpoint, agent, attempts)
+        yield _offers(endpoint, held, attempts)
     finally:
-        agent.close()
+        for agent in agents:
+            agent.close()
 
 
 def _offers(
-    endpoint: Endpoint, agent: paramiko.Agent, attempts: _Attempts
+    endpoint: Endpoint, held: Callable[[], dict[bytes, paramiko.PKey]], attempts: _Attempts
 ) -> Iterator[tuple[str, paramiko.PKey]]:
-    held = {key.asbytes(): key for key in agent.get_keys()}
     for path in endpoint.identity_files:
         key, trouble = _load_key(path)
         if key is None and path.exists():
-            key = held.get(_public_blob(path))
+            key = held().get(_public_blob(path))
         if key is not None:
             yield f"{path} ({hostkeys.HostKey(key.get_name(), key.asbytes())})", key
         elif path.exists() or endpoint.missing_identity_is_error:
             attempts.unusable.append(f"{path}: {trouble}")
     if endpoint.use_agent:
-        for blob, key in held.items():
+        for blob, key in held().items():
             yield f"the agent's {hostkeys.HostKey(key.get_name(), blob)}", key
 
 
@@ -138,8 +146,31 @@ def _agent(timeout_s: float) -> paramiko.Agent:
     return BoundedAgent()
 
 
+_loaded: dict[Path, tuple[tuple[int, int, int], paramiko.PKey]] = {}
+_loading = threading.Lock()
+
+
 def _load_key(path: Path) -> tuple[paramiko.PKey | None, str]:
-    """The key of `path`, or why there is none."""
+    """The key of `path`, or why there is none. Read again only when the file changed.
+
+    Loading an RSA key costs 130 ms, each time.
+    """
+    with _loading:
+        try:
+            status = path.stat()
+        except OSError:
+            return _read_key(path)
+        stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
+        known = _loaded.get(path)
+        if known is not None and known[0] == stamp:
+            return known[1], ""
+        key, trouble = _read_key(path)
+        if key is not None:
+            _loaded[path] = (stamp, key)
+        return key, trouble
+
+
+def _read_key(path: Path) -> tuple[paramiko.PKey | None, str]:
     import_paramiko()
     import paramiko
     from paramiko.pkey import UnknownKeyType

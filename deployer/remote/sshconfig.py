@@ -7,6 +7,7 @@ The inventory wins over them.
 
 from __future__ import annotations
 
+import functools
 import getpass
 import re
 import shlex
@@ -183,8 +184,12 @@ def _paths(value: str, home: Path) -> list[Path]:
     return [absolute(word, home) for word in shlex.split(value) if word.lower() != "none"]
 
 
+@functools.lru_cache(maxsize=4)
 def _parse_config(text: str) -> Any:
-    """A paramiko SSHConfig, or None when `text` has nothing for us (and nothing is imported)."""
+    """A paramiko SSHConfig, or None when `text` has nothing for us (and nothing is imported).
+
+    Parsed once for all hosts.
+    """
     if not _RELEVANT.search(text):
         return None
     import_paramiko(with_invoke=bool(_MATCH_EXEC.search(text)))

@@ -1,7 +1,9 @@
 """From nothing to an authenticated SSH transport: dial, handshake, host key, keys.
 
-Every failure becomes one typed error that names the place and the cause.
-Only a connection that is dropped before its SSH banner (sshd's MaxStartups) is tried again.
+Every failure becomes one typed error that names the place and the cause. Tried again, with jitter
+and within the connect deadline, is only what passes by itself: a connection that sshd drops because
+too many log in at once, or that is refused or dropped for a moment. A login that is refused and a
+host key that changed are final.
 """
 
 from __future__ import annotations
@@ -9,22 +11,28 @@ from __future__ import annotations
 import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from deployer import errors
 from deployer.remote import hostkeys
+from deployer.remote.ramp import LOOK_S, Ramp, wanted
 from deployer.remote.socket import Dial, import_paramiko
 from deployer.remote.sshauth import authenticate
 from deployer.remote.sshconfig import Endpoint
 
 if TYPE_CHECKING:
     import paramiko
+    from tenacity import RetryCallState
 
 ATTEMPTS = 6
-"""Tries of a connection that is dropped before its banner."""
+"""Tries of a connection that is dropped without a word before its banner."""
+
+REFUSED_S = 1.0
+"""How long a refused connection is tried again: sshd restarts, a firewall limits the rate."""
 
 WINDOW_BYTES = 4 * 1024 * 1024
 """Flow-control window of a channel: what may be under way unread."""
@@ -46,19 +54,54 @@ class DroppedEarly(errors.Unreachable):
     """The connection ended before the SSH handshake; worth another try."""
 
 
-def login(endpoint: Endpoint, opener: Opener | None = None) -> paramiko.Transport:
-    """An authenticated transport whose host key is known. Raises Unreachable and subclasses."""
+class Refused(DroppedEarly):
+    """Nothing listens there, or not now."""
+
+
+class Busy(DroppedEarly):
+    """sshd says that too many log in at once (MaxStartups)."""
+
+
+_ramp = Ramp()
+
+
+def login(
+    endpoint: Endpoint,
+    opener: Opener | None = None,
+    still: Callable[[], bool] = wanted,
+    via: str = "",
+) -> paramiko.Transport:
+    """An authenticated transport whose host key is known. Raises Unreachable and subclasses.
+
+    `still` is asked while it waits: False gives up. `via`: the gateway that `opener` goes through.
+    """
     known = hostkeys.find(endpoint.known_hosts, endpoint.key_name)
     peer = Peer(endpoint.name, endpoint.place, endpoint.connect_timeout_s)
 
-    def attempt() -> paramiko.Transport:
-        if opener is None:
-            connection = dialled(endpoint.address, endpoint.port, peer)
-        else:
-            connection = opener(peer.timeout_s)
-        return handshake(connection, peer, hostkeys.preferred_types(known))
+    def attempt(limit: Peer) -> paramiko.Transport:
+        try:
+            with _ramp.turn((via, endpoint.place), limit.timeout_s, still):
+                return _once(endpoint, limit, known, opener, still)
+        except TimeoutError as error:
+            raise errors.Unreachable(
+                f"{error} after {limit.timeout_s:g} s", where=endpoint.name
+            ) from error
 
-    transport = _with_retry(attempt)
+    return _with_retry(attempt, peer)
+
+
+def _once(
+    endpoint: Endpoint,
+    peer: Peer,
+    known: Sequence[hostkeys.Known],
+    opener: Opener | None,
+    still: Callable[[], bool],
+) -> paramiko.Transport:
+    if opener is None:
+        connection = dialled(endpoint.address, endpoint.port, peer, still)
+    else:
+        connection = opener(peer.timeout_s)
+    transport = handshake(connection, peer, hostkeys.preferred_types(known), still)
     try:
         hostkeys.check(
             endpoint.known_hosts,
@@ -74,33 +117,46 @@ def login(endpoint: Endpoint, opener: Opener | None = None) -> paramiko.Transpor
     return transport
 
 
-def _with_retry(attempt: Callable[[], paramiko.Transport]) -> paramiko.Transport:
+def _with_retry(attempt: Callable[[Peer], paramiko.Transport], peer: Peer) -> paramiko.Transport:
+    """All tries together have `peer.timeout_s`; none begins later."""
+    until = time.monotonic() + peer.timeout_s
     try:
-        return attempt()
+        return attempt(peer)
     except DroppedEarly:
         # Only now: its import would cost every start.
-        from tenacity import (
-            Retrying,
-            retry_if_exception_type,
-            stop_after_attempt,
-            wait_random_exponential,
-        )
+        from tenacity import Retrying, retry_if_exception_type, wait_random_exponential
+
+    def enough(state: RetryCallState) -> bool:
+        error = state.outcome.exception() if state.outcome else None
+        if time.monotonic() + state.upcoming_sleep >= until:
+            return True
+        if isinstance(error, Busy):
+            return False
+        if isinstance(error, Refused):
+            return state.seconds_since_start is None or state.seconds_since_start >= REFUSED_S
+        # The first one is not counted here.
+        return state.attempt_number >= ATTEMPTS - 1
+
     retrying = Retrying(
         retry=retry_if_exception_type(DroppedEarly),
         wait=wait_random_exponential(multiplier=0.2, max=2.0),
-        stop=stop_after_attempt(ATTEMPTS - 1),
+        stop=enough,
         reraise=True,
     )
-    return retrying(attempt)
+    return retrying(
+        lambda: attempt(replace(peer, timeout_s=max(1.0, round(until - time.monotonic(), 1))))
+    )
 
 
-def dialled(address: str, port: int, peer: Peer) -> socket.socket:
+def dialled(
+    address: str, port: int, peer: Peer, still: Callable[[], bool] = wanted
+) -> socket.socket:
     """A connected socket; paramiko is imported while the packets travel."""
     try:
         attempt = Dial(address, port, peer.timeout_s)
         try:
             import_paramiko()
-            return attempt.finish()
+            return attempt.finish(still)
         except BaseException:
             attempt.abort()
             raise
@@ -116,8 +172,10 @@ def _dial_error(error: OSError, peer: Peer) -> errors.Unreachable:
             where=peer.name,
             fix="check `ssh.address` in the inventory, and DNS",
         )
+    if isinstance(error, InterruptedError):
+        return errors.ConnectionLost("closed while connecting", where=peer.name)
     if error.errno == errno.ECONNREFUSED:
-        return errors.Unreachable(
+        return Refused(
             f"{peer.place} refuses the connection: nothing listens on this port",
             where=peer.name,
             fix="start sshd there, or correct `ssh.port` in the inventory",
@@ -137,7 +195,12 @@ def _dial_error(error: OSError, peer: Peer) -> errors.Unreachable:
     )
 
 
-def handshake(connection: Any, peer: Peer, key_types: Sequence[str]) -> paramiko.Transport:
+def handshake(
+    connection: Any,
+    peer: Peer,
+    key_types: Sequence[str],
+    still: Callable[[], bool] = wanted,
+) -> paramiko.Transport:
     """The SSH handshake on a connected socket; the host key is proven but not yet judged.
 
     `key_types` are signature algorithms to ask for first. Raises Unreachable and DroppedEarly.
@@ -160,7 +223,7 @@ def handshake(connection: Any, peer: Peer, key_types: Sequence[str]) -> paramiko
     done = threading.Event()
     try:
         transport.start_client(event=done)
-        in_time = done.wait(peer.timeout_s)
+        in_time = _wait(done, peer.timeout_s, still)
         if in_time and transport.is_active():
             return transport
         failure = transport.get_exception()
@@ -169,7 +232,19 @@ def handshake(connection: Any, peer: Peer, key_types: Sequence[str]) -> paramiko
         hang_up(transport)
         raise
     hang_up(transport)
-    raise _handshake_error(failure, banner, in_time, peer) from failure
+    if not in_time and not still():
+        raise errors.ConnectionLost("closed while connecting", where=peer.name)
+    said = bytes(getattr(connection, "heard", b""))
+    raise _handshake_error(failure, banner, in_time, peer, said) from failure
+
+
+def _wait(done: threading.Event, seconds: float, still: Callable[[], bool]) -> bool:
+    """Whether it was done in time, and still wanted."""
+    until = time.monotonic() + seconds
+    while not done.wait(max(0.0, min(LOOK_S, until - time.monotonic()))):
+        if time.monotonic() >= until or not still():
+            return False
+    return True
 
 
 def hang_up(transport: paramiko.Transport) -> None:
@@ -186,8 +261,21 @@ def hang_up(transport: paramiko.Transport) -> None:
 
 
 def _handshake_error(
-    failure: Exception | None, banner: str, in_time: bool, peer: Peer
+    failure: Exception | None, banner: str, in_time: bool, peer: Peer, said: bytes = b""
 ) -> errors.Unreachable:
+    """`said`: the first bytes of the other side (OpenSSH 8.5 and later say why they hang up)."""
+    if said.startswith(b"Exceeded MaxStartups"):
+        return Busy(
+            f"{peer.place} drops connections: too many log in at once (MaxStartups)",
+            where=peer.name,
+            fix="run again when fewer others do, or raise MaxStartups in its sshd_config",
+        )
+    if said.startswith(b"Not allowed at this time"):
+        return errors.AuthenticationRefused(
+            f"{peer.place} refuses this machine for a while, for logins that failed before",
+            where=peer.name,
+            fix="wait, then log in with the right key; see PerSourcePenalties in its sshd_config",
+        )
     if not in_time:
         missing = "the key exchange never ends" if banner else "no SSH banner comes"
         return errors.Unreachable(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -540,11 +541,25 @@ def refusal(connect, server, expected, **changes):
     return str(caught.value), time.monotonic() - started
 
 
+@pytest.mark.parametrize("peer", ["dark", "silent"])
+def test_close_from_another_thread_ends_a_connect(peer, plain, connect):
+    place = servers.dark_host() if peer == "dark" else servers.silent_server()
+    with place as port:
+        target = connect(plain, port=port, connect_timeout_s=60.0)
+        threading.Timer(0.3, target.close).start()
+        started = time.monotonic()
+        with pytest.raises(errors.ConnectionLost, match="closed while connecting"):
+            target.run("true")
+    assert time.monotonic() - started < 5
+
+
 def test_closed_port(plain, connect):
+    from deployer.remote.sshlogin import Refused
+
     port = servers.free_port()
-    text, took = refusal(connect, plain, errors.Unreachable, port=port)
+    text, took = refusal(connect, plain, Refused, port=port)
     assert f"127.0.0.1:{port} refuses the connection" in text
-    assert took < 2
+    assert took < 4
 
 
 def test_dark_host(plain, connect):
@@ -596,6 +611,46 @@ def test_a_server_that_always_drops_is_given_up(plain, connect):
     assert proxy.accepted == ATTEMPTS
     assert took < 12
     proxy.close()
+
+
+def test_more_at_once_than_sshd_lets_log_in(connect, tmp_path):
+    """Its limit is below our own: some are dropped, say so, and come again."""
+    server = servers.start_sshd(tmp_path / "few", options=("MaxStartups 2:100:2",), bashrc="#")
+    try:
+        targets = [connect(server) for _ in range(16)]
+        exits = []
+        threads = [
+            threading.Thread(target=lambda one=target: exits.append(one.run("true").exit))
+            for target in targets
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert exits == [0] * 16
+        assert "past MaxStartups" in server.log
+        assert server.log.count("Accepted publickey") == 16
+    finally:
+        server.stop()
+
+
+def test_a_server_that_stays_busy_is_named(connect, tmp_path):
+    from deployer.remote.sshlogin import Busy
+
+    server = servers.start_sshd(tmp_path / "busy", options=("MaxStartups 1:100:1",), bashrc="#")
+    try:
+        with contextlib.ExitStack() as stack:
+            said = b""
+            while said != b"SSH-":  # the start's own look at the port counts for a moment
+                peer = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+                said = stack.enter_context(peer).recv(4)
+            text, took = refusal(connect, server, Busy, connect_timeout_s=2.0)
+        assert "too many log in at once (MaxStartups)" in text
+        assert 1 < took < 4
+        assert server.log.count("past MaxStartups") >= 1
+        assert connect(server).run("echo in").text == "in\n"
+    finally:
+        server.stop()
 
 
 def test_wrong_key_is_refused_once_and_names_the_key(plain, connect, tmp_path):
@@ -810,6 +865,46 @@ def test_hosts_behind_one_gateway_share_its_connection(plain, connect, tmp_path)
         assert gate.log.count("Accepted publickey") == 2
     finally:
         gate.stop()
+
+
+def test_one_dark_target_behind_a_gateway_leaves_the_others_alone(plain, connect, tmp_path):
+    gate = servers.start_sshd(tmp_path / "gate", user_key=plain.user_key, bashrc="#")
+    known = gateway_known(tmp_path, plain, gate)
+    gateway = f"{gate.user}@127.0.0.1:{gate.port}"
+    way = {"gateway": gateway, "known_hosts": known, "connect_timeout_s": 1.0}
+    try:
+        fine = connect(plain, **way)
+        assert fine.run("echo on").text == "on\n"
+        with servers.dark_host() as port:
+            text, took = refusal(connect, plain, errors.Unreachable, port=port, **way)
+            assert f"gave no connection to 127.0.0.1:{port} within 1 s" in text
+            assert took < 4
+            assert fine.run("echo still on").text == "still on\n"
+        assert gate.log.count("Accepted publickey") == 1
+    finally:
+        gate.stop()
+
+
+def test_many_behind_a_dark_gateway_fail_together(plain, connect, base):
+    with servers.dark_host() as port:
+        way = {"gateway": f"{plain.user}@127.0.0.1:{port}", "connect_timeout_s": 1.0}
+        targets = [connect(plain, **way) for _ in range(10)]
+        errors_seen = []
+
+        def run(target):
+            with pytest.raises(errors.Unreachable) as caught:
+                target.run("true")
+            errors_seen.append(str(caught.value))
+
+        started = time.monotonic()
+        threads = [threading.Thread(target=run, args=(target,)) for target in targets]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert time.monotonic() - started < 4
+    assert len(errors_seen) == 10
+    assert all(f"no answer from 127.0.0.1:{port}" in text for text in errors_seen)
 
 
 def test_gateway_that_cannot_reach_the_target(plain, connect, base):

@@ -6,6 +6,7 @@ import errno
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from deployer import errors
 from deployer.inventory import Ssh
 from deployer.remote import sshconfig, sshlogin
 from deployer.remote.gateways import Pool
+from deployer.remote.ramp import Ramp
 from deployer.remote.ssh import SshTransport
 from deployer.remote.sshconfig import Endpoint, resolve, split_port
-from deployer.remote.sshlogin import DroppedEarly, Peer
+from deployer.remote.sshlogin import Busy, DroppedEarly, Peer, Refused
 
 
 @pytest.fixture
@@ -143,7 +145,8 @@ PEER = Peer("kpro5", "192.0.2.5:22", 15.0)
 @pytest.mark.parametrize(
     ("error", "kind", "text"),
     [
-        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), errors.Unreachable, "refuses"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "x"), Refused, "refuses"),
+        (InterruptedError(errno.EINTR, "x"), errors.ConnectionLost, "closed while connecting"),
         (ConnectionResetError(errno.ECONNRESET, "x"), DroppedEarly, "reset"),
         (TimeoutError(errno.ETIMEDOUT, "x"), errors.Unreachable, "within 15 s"),
         (OSError(errno.EHOSTUNREACH, "No route to host"), errors.Unreachable, "No route to host"),
@@ -156,30 +159,156 @@ def test_every_way_not_to_connect_has_its_words(
     told = sshlogin._dial_error(error, PEER)
     assert type(told) is kind
     assert text in str(told)
-    assert "192.0.2.5" in str(told)
+    assert "192.0.2.5" in str(told) or kind is errors.ConnectionLost
     assert told.where == "kpro5"
 
 
-def test_only_early_drops_are_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tenacity.nap.time.sleep", lambda _: None)
-    calls: list[int] = []
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which goes on only while the retry sleeps."""
+    now = [1000.0]
 
-    def drop() -> Any:
-        calls.append(1)
-        raise DroppedEarly("x")
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
 
-    with pytest.raises(DroppedEarly):
-        sshlogin._with_retry(drop)
-    assert len(calls) == sshlogin.ATTEMPTS
+    monkeypatch.setattr("tenacity.nap.time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    return now
 
-    def refuse() -> Any:
-        calls.append(1)
-        raise errors.AuthenticationRefused("x")
 
-    calls.clear()
-    with pytest.raises(errors.AuthenticationRefused):
-        sshlogin._with_retry(refuse)
-    assert len(calls) == 1
+def attempts(error: errors.DeployError, times: int = 10**6) -> list[float]:
+    """The time that each try was given; after `times` of them it works."""
+    given: list[float] = []
+
+    def attempt(peer: Peer) -> Any:
+        given.append(peer.timeout_s)
+        if len(given) <= times:
+            raise error
+        return "in"
+
+    try:
+        assert sshlogin._with_retry(attempt, PEER) == "in"
+    except errors.DeployError as raised:
+        assert raised is error
+    return given
+
+
+def test_only_what_passes_by_itself_is_tried_again(clock: list[float]) -> None:
+    assert len(attempts(DroppedEarly("x"))) == sshlogin.ATTEMPTS
+    assert len(attempts(DroppedEarly("x"), times=2)) == 3
+    for final in (
+        errors.AuthenticationRefused("x"),
+        errors.HostKeyChanged("x"),
+        errors.HostKeyUnknown("x"),
+        errors.ConnectionLost("x"),
+        errors.Unreachable("x"),
+    ):
+        assert len(attempts(final)) == 1
+
+
+def test_a_busy_sshd_is_tried_until_the_connect_deadline(clock: list[float]) -> None:
+    given = attempts(Busy("x"))
+    assert len(given) > sshlogin.ATTEMPTS
+    assert clock[0] - 1000.0 < PEER.timeout_s
+    assert given == sorted(given, reverse=True), "each try has what is left"
+    assert len(attempts(Busy("x"), times=9)) == 10
+
+
+def test_a_refused_connection_is_tried_for_a_second(clock: list[float]) -> None:
+    assert len(attempts(Refused("x"))) > 1
+    assert clock[0] - 1000.0 < sshlogin.REFUSED_S + 2.0
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "text"),
+    [
+        (b"Exceeded MaxStartups\r\n", Busy, "MaxStartups"),
+        (b"Not allowed at this time\r\n", errors.AuthenticationRefused, "for a while"),
+        (b"", DroppedEarly, "before the SSH handshake"),
+    ],
+)
+def test_sshd_says_why_it_hangs_up(said: bytes, kind: type[errors.DeployError], text: str) -> None:
+    failure = Exception("Error reading SSH protocol banner")
+    told = sshlogin._handshake_error(failure, "", True, PEER, said)
+    assert type(told) is kind
+    assert text in str(told)
+
+
+def test_so_many_logins_at_once_to_one_sshd() -> None:
+    ramp, now, most, lock = Ramp(3), [0], [0], threading.Lock()
+
+    def one(sshd: str) -> None:
+        with ramp.turn(sshd, 10):
+            with lock:
+                now[0] += 1
+                most[0] = max(most[0], now[0])
+            pause.wait(0.01)
+            with lock:
+                now[0] -= 1
+
+    pause = threading.Event()
+    threads = [threading.Thread(target=one, args=("a",)) for _ in range(12)]
+    with ramp.turn("b", 10):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert most[0] == 3
+    assert ramp._gates == {}
+
+
+def test_a_turn_that_never_comes() -> None:
+    ramp = Ramp(1)
+    with ramp.turn("a", 1):
+        with pytest.raises(TimeoutError, match="other logins"), ramp.turn("a", 0.02):
+            pass
+        with pytest.raises(TimeoutError), ramp.turn("a", 20, lambda: False):
+            pass
+        with ramp.turn("b", 0.02):
+            pass
+    with ramp.turn("a", 0.02):
+        pass
+
+
+def test_who_waits_for_a_connection_shares_its_failure(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """50 targets behind a dark gateway: one deadline, not 50 one after the other."""
+    tries: list[int] = []
+    waiting = threading.Event()
+
+    def login(*words: Any, **more: Any) -> Any:
+        tries.append(1)
+        assert waiting.wait(10)
+        raise errors.Unreachable("dark", where="gateway", fix="power")
+
+    monkeypatch.setattr("deployer.remote.ssh.login", login)
+    transport = SshTransport("gateway", lambda: endpoint(home))
+    seen: list[errors.DeployError] = []
+
+    def connect() -> None:
+        try:
+            transport.connect()
+        except errors.DeployError as error:
+            seen.append(error)
+
+    threads = [threading.Thread(target=connect) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for _ in range(500):
+        if tries:
+            break
+        waiting.wait(0.01)
+    # The others stand at the lock by now or will see the failure as their own first look.
+    threading.Timer(0.1, waiting.set).start()
+    for thread in threads:
+        thread.join(10)
+    assert len(tries) == 1
+    assert [(error.what, error.fix) for error in seen] == [("dark", "power")] * 5
+    assert len({id(error) for error in seen}) == 5
+    with pytest.raises(errors.Unreachable):
+        transport.connect()
+    assert len(tries) == 2, "the next one tries again"
 
 
 def test_opening_a_transport_imports_neither_paramiko_nor_invoke(home: Path) -> None:
