@@ -10,6 +10,7 @@ from deployer.playbook import ArgValue, Gates
 from deployer.remote.jobs import JobIdentity
 from deployer.steps.base import StepContext
 from deployer.steps.gates_judge import Fault, Record, raw_fault, without_answer
+from deployer.steps.gates_memory import GpuUse
 from deployer.steps.server_agent import ask
 
 MARGIN_S = 30.0
@@ -56,7 +57,7 @@ class Bench:
     thinks: bool = False
     essays: list[tuple[Asked, tuple[str, ...]]] = field(default_factory=list)
     """Long answers, each as its thoughts and its content; what is empty is left out."""
-    memory: dict[str, int] | None = None
+    memory: GpuUse | None = None
     """Used MiB by GPU before the load; None: not known."""
 
     @property

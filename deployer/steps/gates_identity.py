@@ -5,7 +5,7 @@ from __future__ import annotations
 from deployer.sglang.mtphead import headless
 from deployer.steps.gates_bench import Bench, GateFault
 from deployer.steps.gates_judge import Fault, Record, refused
-from deployer.steps.gates_memory import grown, used_by_gpu
+from deployer.steps.gates_memory import gpu_use, grown
 from deployer.steps.gates_speculation import wanted
 from deployer.steps.launch_wait import is_ready
 from deployer.steps.verify_prompts import HELLO
@@ -87,7 +87,7 @@ def alive(bench: Bench) -> str:
 
 def before_load(bench: Bench) -> None:
     """Reads the GPU memory; caches are warm, so that what grows from here on is lost."""
-    bench.memory = used_by_gpu(bench.context)
+    bench.memory = gpu_use(bench.context, bench.members)
 
 
 def server_members(seen: Record, main_pid: int) -> dict[int, int]:
@@ -139,13 +139,13 @@ def _wait(bench: Bench) -> None:
 def _memory(bench: Bench) -> str:
     if bench.memory is None:
         return "GPU memory not known"
-    now = used_by_gpu(bench.context)
+    now = gpu_use(bench.context, bench.members)
     if now is None:
         return "GPU memory not known"
     more = grown(bench.memory, now)
-    bench.figures["memory_growth_mib"] = float(max(more.values(), default=0))
-    over = {gpu: mib for gpu, mib in more.items() if mib > bench.rules.memory_growth_mib}
-    told = ", ".join(f"{gpu} {mib:+d} MiB" for gpu, mib in more.items())
+    bench.figures["memory_growth_mib"] = float(max((one.mib for one in more.values()), default=0))
+    over = [gpu for gpu, one in more.items() if one.mib > bench.rules.memory_growth_mib]
+    told = ", ".join(f"{gpu} {one}" for gpu, one in more.items())
     if over:
         why = f"GPU memory grew under load and did not come back: {told}"
         raise GateFault(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from deployer.errors import DeadlineExceeded
@@ -19,8 +20,33 @@ printf '%s\\n' "$apps"
 echo ++
 for pid in $(printf '%s\\n' "$apps" | awk -F', *' '$2 ~ /^[0-9]+$/ { print $2 }' | sort -u); do
   printf '%s %s\\n' "$pid" "$(tr '\\0\\n' '  ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-120)"
+  inside=$(awk '/^NSpid:/ { print $NF }' "/proc/$pid/status" 2>/dev/null)
+  printf '=%s %s %s\\n' "$pid" "${inside:-$pid}" \\
+    "$(sed -n 's/^0:://p' "/proc/$pid/cgroup" 2>/dev/null | head -n 1)"
 done
 """
+
+
+@dataclass(frozen=True)
+class GpuApp:
+    """A process that holds GPU memory, by its numbers on the host and in its own PID namespace.
+
+    `mib` is None where the driver does not tell it (MIG, some virtual GPUs). `group` is its control
+    group, '' when it could not be read.
+    """
+
+    address: str
+    pid: int
+    inside: int
+    group: str
+    mib: int | None
+
+    def is_of(self, vmid: int | None, members: Collection[int]) -> bool:
+        """Is it one of `members` of the container, or of the host where `vmid` is None?"""
+        if vmid is None:
+            return self.pid in members
+        own = rf"(?:^|/)lxc(?:\.payload\.|/){vmid}(?:/|$)"
+        return self.inside in members and re.search(own, self.group) is not None
 
 
 @dataclass(frozen=True)
@@ -33,6 +59,7 @@ class GpuMemory:
     held: Mapping[str, int] = field(default_factory=dict)
     """MiB by PCI address that the holders account for."""
     problem: str = ""
+    apps: tuple[GpuApp, ...] = ()
 
     def over(self, floor: int) -> tuple[str, ...]:
         """Addresses of GPUs that use more than `floor` MiB."""
@@ -74,15 +101,27 @@ def parse_gpu_memory(answer: Answer, addresses: Sequence[str]) -> GpuMemory:
     apps, _, lines = apps.partition("++\n")
     titles = {pid: title.strip() for pid, _, title in (x.partition(" ") for x in lines.split("\n"))}
     holders = []
+    rows: list[GpuApp] = []
     held: dict[str, int] = {}
     for line in apps.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) >= 4 and pci_address(parts[0]) in addresses:
             name = titles.get(parts[1]) or parts[2]
+            rows.append(_app(parts, titles.get(f"={parts[1]}", "")))
             holders.append(f"pid {parts[1]} ({name}) {parts[-1]} MiB on {parts[0]}")
             held_mib = int(parts[-1]) if parts[-1].isdigit() else 0
             held[pci_address(parts[0])] = held.get(pci_address(parts[0]), 0) + held_mib
-    return GpuMemory(True, used, tuple(holders), held)
+    return GpuMemory(True, used, tuple(holders), held, apps=tuple(rows))
+
+
+def _app(parts: list[str], told: str) -> GpuApp:
+    """Of a row of nvidia-smi, and of the line `inside group` about its process."""
+    inside, _, group = told.partition(" ")
+    pid = int(parts[1]) if parts[1].isdigit() else 0
+    mib = int(parts[-1]) if parts[-1].isdigit() else None
+    return GpuApp(
+        pci_address(parts[0]), pid, int(inside) if inside.isdigit() else pid, group.strip(), mib
+    )
 
 
 def pci_address(bus_id: str) -> str:

@@ -363,10 +363,56 @@ def test_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = [b"0000:21:00.0, 40000\n0000:41:00.0, 40000\n--\n"]
     readings.append(b"0000:21:00.0, 44000\n0000:41:00.0, 40010\n--\n")
     error = failing(monkeypatch, Model(), "alive", smi=lambda: readings.pop(0))
-    assert "0000:21:00.0 +4000 MiB" in error.what
+    assert "0000:21:00.0 +4000 MiB on the whole card" in error.what
     _, events, error2 = run(monkeypatch, Model(), smi=lambda: b"")
     assert error2 is None
     assert any("GPU memory not known" in getattr(event, "detail", "") for event in events)
+
+
+def cards(*mib: int, apps: str = "", more: str = "") -> bytes:
+    gpus = "".join(f"0000:{bus}:00.0, {one}\n" for bus, one in zip(("21", "41"), mib, strict=True))
+    return f"{gpus}--\n{apps}++\n{more}".encode()
+
+
+def holders(*rows: tuple[str, int, int | str, str, int]) -> dict[str, str]:
+    """Rows of (bus, pid on the host, MiB, control group, pid in the container)."""
+    apps = "".join(f"00000000:{bus}:00.0, {pid}, python, {mib}\n" for bus, pid, mib, *_ in rows)
+    more = "".join(f"{pid} python\n={pid} {inside} {group}\n" for _, pid, _, group, inside in rows)
+    return {"apps": apps, "more": more}
+
+
+OURS = "/lxc/129/ns/session.slice"
+
+
+def test_a_neighbour_that_grows_is_not_our_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another container's process has the very pid of one of ours, inside."""
+    ours = (("21", 9001, 30000, OURS, 4250), ("41", 9002, 30000, OURS, 4251))
+    before = cards(30500, 30500, **holders(*ours, ("21", 9100, 400, "/lxc/130/ns", 4250)))
+    after = cards(39500, 30500, **holders(*ours, ("21", 9100, 9400, "/lxc/130/ns", 4250)))
+    readings = [before, after]
+    _, events, error = run(monkeypatch, Model(), smi=lambda: readings.pop(0))
+    assert error is None
+    told = [getattr(event, "detail", "") for event in events]
+    assert any("steady (0000:21:00.0 +0 MiB, 0000:41:00.0 +0 MiB)" in text for text in told)
+
+
+def test_ours_that_grows_in_the_shade_of_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
+    def use(ours: int, other: int) -> bytes:
+        rows = (("21", 9001, ours, OURS, 4250), ("21", 9100, other, "/lxc/130/ns", 77))
+        return cards(ours + other, 4, **holders(*rows))
+
+    readings = [use(30000, 9000), use(34000, 5000)]
+    error = failing(monkeypatch, Model(), "alive", smi=lambda: readings.pop(0))
+    assert "0000:21:00.0 +4000 MiB, 0000:41:00.0 +0 MiB on the whole card" in error.what
+
+
+def test_it_says_when_only_the_card_could_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = holders(("21", 9001, "[N/A]", OURS, 4250), ("41", 9002, 30000, "", 4251))
+    readings = [cards(30000, 30000, **rows), cards(30100, 30000, **rows)]
+    _, events, error = run(monkeypatch, Model(), smi=lambda: readings.pop(0))
+    assert error is None
+    told = " ".join(str(getattr(event, "detail", "")) for event in events)
+    assert "0000:21:00.0 +100 MiB on the whole card, 0000:41:00.0 +0 MiB on the whole card" in told
 
 
 def test_the_wait_ends_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
