@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit"))
-from serverworld import FakeTransport, deployment, fact, facts, state
+from serverworld import MANIFEST, Clock, FakeTransport, deployment, fact, facts, state
 
 from deployer.deployment import Deployment
 from deployer.down import Down
@@ -25,8 +25,11 @@ from deployer.events import Bus, Event
 from deployer.model import Facts, PlanState, ProbeOutput, Where
 from deployer.remote.jobs import JobIdentity, Jobs, new_job_id
 from deployer.remote.transport import Answer
+from deployer.sglang.failure import Failure
+from deployer.sglang.hostfacts import weigh
 from deployer.steps import server_facts, stop_leftovers
 from deployer.steps.base import StepContext
+from deployer.steps.launch_evidence import Evidence
 from deployer.steps.server_facts import ServerJob
 from deployer.steps.server_wanted import LaunchNote, server_job_name
 from deployer.steps.stop import StopStep
@@ -393,3 +396,62 @@ def test_down_ends_what_an_earlier_launch_has_left(begin: Callable[..., Stage]) 
         assert after.state is PlanState.NOTHING
     finally:
         jobs.stop(newer, grace_s=0.1)
+
+
+SMI = """\
+#!/bin/sh
+# Both cards; on the first a process that is no launch's.
+case $1 in
+  --query-gpu=*total*) printf '0000:21:00.0, 46000, 9000\\n0000:41:00.0, 46000, 4\\n' ;;
+  --query-gpu=*) printf '0000:21:00.0, 9000\\n0000:41:00.0, 4\\n' ;;
+  --query-compute-apps=gpu_bus_id,pid,used*) printf '00000000:21:00.0, PID, 8990, python\\n' ;;
+  --query-compute-apps=*) printf '00000000:21:00.0, PID, python, 8990\\n' ;;
+esac
+"""
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Somebody's process that holds the first card, by the word of the host's nvidia-smi."""
+    code = "import time; time.sleep(7400)"
+    process = subprocess.Popen([sys.executable, "-S", "-c", code, "train.py"])
+    smi = tmp_path / "host" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(SMI.replace("PID", str(process.pid)), "utf-8")
+    smi.chmod(0o755)
+    yield process
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("kind", [StopStep, Down])
+def test_a_stranger_on_the_gpu_is_named_and_left_alone(
+    begin: Callable[..., Stage],
+    trainer: subprocess.Popen[bytes],
+    tmp_path: Path,
+    kind: type[StopStep],
+) -> None:
+    """By the stop of `up` and of `down`; and what a failed launch says of it."""
+    stage = begin()
+    path = f"{tmp_path / 'host'}:{shell_path('dash', tmp_path)}"
+    guest = stage.context.on(Where.GUEST)
+    stage.context.transports = {Where.HOST: LocalTransport(path), Where.GUEST: guest}
+    if kind is StopStep:
+        seen = Evidence(stage.context, stage.job).gather()
+        [holder] = seen.strangers
+        assert str(holder).startswith(f"pid {trainer.pid} ({sys.executable} ")
+        short = Failure("not-enough-memory", "Not enough memory.", "lower it", True)
+        cause = weigh(short, -9, seen)
+        assert (cause.cls, cause.next_variant_allowed) == ("gpu-occupied", False)
+        assert f"pid {trainer.pid} " in cause.cause_line
+    clock = Clock()
+    step, before = kind(clock.now, clock.sleep), stage.look()
+    stage.context.state.manifest = MANIFEST
+    step.apply(stage.context, before, step.plan(stage.want, before, stage.context.state))
+    assert not [pid for pid in (stage.job.pid, *stage.hidden) if running(pid)]
+    assert trainer.poll() is None
+    told = stage.told()
+    assert "by others, which are left alone: " in told
+    assert f"pid {trainer.pid} ({sys.executable} -S -c import time" in told
+    assert "train.py) 8990 MiB on 00000000:21:00.0" in told
+    assert "GPU memory used by others" in told
