@@ -37,6 +37,10 @@ class Ssh(Strict):
     gateway: Annotated[str, Field(pattern=names.GATEWAY)] | None = None
     """ProxyJump: [user@]host[:port] or a name of ssh_config."""
     connect_timeout_s: Annotated[float, Field(gt=0, le=300)] = 15.0
+    peer_address: Annotated[str, Field(pattern=names.ADDRESS, max_length=253)] | None = None
+    """How the other hosts reach it (`migrate` copies weights between them); None: `address`."""
+    peer_port: Port | None = None
+    """None: `port`, or 22 with a peer_address."""
 
 
 class Container(Strict):
@@ -48,6 +52,62 @@ class Container(Strict):
     """None: all GPUs of the host."""
     restart: Literal["allowed", "never"] = "allowed"
     """May the tool restart the container when a device change needs it?"""
+
+
+class RouterCutover(Strict):
+    """Traffic goes through a running `smg` or `sglang-router`."""
+
+    url: Line
+    """As seen from `via`."""
+    via: Literal["controller", "host"] = "controller"
+    """Who asks it: this machine, or the deployment's host."""
+    api_key_env: Annotated[str, Field(pattern=names.ENV_NAME)] | None = None
+    """Name of the controller's environment variable with the router's API key."""
+    ready_s: Annotated[float, Field(gt=0, le=3600)] = 120.0
+    """How long the router may take to find the new worker healthy."""
+
+
+class HookCutover(Strict):
+    """A command on this machine moves the traffic."""
+
+    command: list[Line] = Field(min_length=1)
+    """Program and arguments, no shell. Its environment has DEPLOY_DIRECTION (`forward`, or `back`
+    after --abort), DEPLOY_FROM and DEPLOY_TO (HOST/NAME that loses and that gets the traffic),
+    DEPLOY_FROM_URL and DEPLOY_TO_URL, DEPLOY_MODEL, DEPLOY_MIGRATION (its id). It may run twice."""
+    timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
+    probe_url: Line | None = None
+    """What clients use; asked all the time for /v1/models to measure the gap. None: not."""
+
+
+class AddressCutover(Strict):
+    """An address of its own moves from container to container."""
+
+    interface: Annotated[str, Field(pattern=names.NET_KEY)] = "net1"
+    """The key of `pct config` that holds it; never the one that SSH uses."""
+    ip: Annotated[str, Field(pattern=names.CIDR)]
+    """With its prefix length: 192.0.2.50/24."""
+    probe_url: Line | None = None
+    """As of `hook`."""
+
+
+class Cutover(Strict):
+    """How `migrate` moves the traffic; without router, hook and address it prints the endpoint."""
+
+    router: RouterCutover | None = None
+    hook: HookCutover | None = None
+    address: AddressCutover | None = None
+    settle_s: Annotated[float, Field(ge=0, le=86400)] = 60.0
+    """So long the new server must serve through the cut-over before the old one is stopped."""
+    drain_s: Annotated[float, Field(ge=0, le=86400)] = 300.0
+    """How long the old server may take to end the requests that it has."""
+
+    @property
+    def kind(self) -> Literal["router", "hook", "address", "none"]:
+        """Which of the ways it is."""
+        for kind in ("router", "hook", "address"):
+            if getattr(self, kind) is not None:
+                return kind
+        return "none"
 
 
 class DeploymentEntry(Strict):
@@ -63,6 +123,10 @@ class DeploymentEntry(Strict):
     """Overrides the playbook's serve.port."""
     url: Line | None = None
     """How clients reach the server, for messages; None: http://ADDRESS:PORT."""
+    worker_url: Line | None = None
+    """How a router reaches the server; None: `url`."""
+    cutover: Cutover | None = None
+    """How `migrate` moves the traffic to this deployment; None: as the source's entry says."""
 
 
 class Gpu(Strict):

@@ -23,6 +23,8 @@ ENV_VALUE = r"^[^\x00\n\r]*$"
 ADDRESS = r"^[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]-]*$"
 """A host name, an IP address or a name of ~/.ssh/config; never an option of ssh."""
 GATEWAY = r"^[A-Za-z0-9_\[:][A-Za-z0-9_.:%\[\]@,-]*$"
+CIDR = r"^[0-9A-Fa-f.:]{3,45}/\d{1,3}$"
+NET_KEY = r"^net\d{1,2}$"
 USER = r"^[a-z_][a-z0-9_.-]*\$?$"
 PLAYBOOK_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -44,6 +46,8 @@ PLAIN_WORDS: dict[str, str] = {
     ENV_VALUE: "text without line breaks",
     ADDRESS: "a host name or an IP address",
     GATEWAY: "a gateway like root@192.0.2.1:22",
+    CIDR: "an address with its prefix length, like 192.0.2.50/24",
+    NET_KEY: "a network key of `pct config`, like net1",
     USER: "a user name like root",
     PLAYBOOK_NAME: "the name of a file of the playbook folder, without .yaml",
     ENV_NAME: "the name of an environment variable like HF_TOKEN",

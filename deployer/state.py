@@ -14,7 +14,8 @@ SCHEMA = 2
 unknown keys, and by this number it can say why. Keys that came with it have defaults.
 
 1: launches, known_good, manifest, attempts.
-2: launches tell what was changed in them and why; validated sets; failed wishes; the model's config.
+2: launches tell what was changed in them and why; validated sets; failed wishes; the model's
+config; migrations.
 """
 
 
@@ -111,6 +112,44 @@ class Manifest(StateModel):
     """The model's config.json, shortened (hub_manifest.short_config); '' when it has none."""
 
 
+class Migration(StateModel):
+    """The journal of a migration: the same record in the state of both deployments, and a copy on
+    both hosts. `deployer.migrate_journal` says what the phases are; the higher `seq` is the newer.
+    """
+
+    id: str
+    source: str
+    """HOST/NAME."""
+    destination: str
+    phase: str
+    seq: int = 0
+    back: bool = False
+    """It is being taken back (`--abort`)."""
+    outcome: str = ""
+    """'' while it is under way; done|aborted."""
+    started: float = 0.0
+    """Unix seconds, controller clock; so is `entered`, of the phase."""
+    entered: float = 0.0
+    controller: str = ""
+    """user@machine that wrote it."""
+    source_variant: str = ""
+    """What the source served; `--abort` starts it again."""
+    served_before: bool = False
+    """The destination had the wanted launch already; `--abort` leaves it."""
+    cut: bool = False
+    """The cut-over was begun: traffic may go to the destination."""
+    lending: bool = False
+    """A key for the copy may be on the source."""
+    weights_from: str = ""
+    """peer|hub, '' before it was measured."""
+    worker: str = ""
+    """Id of the destination at the router."""
+    retire: bool = False
+    keep_source: bool = False
+    figures: dict[str, float] = Field(default_factory=dict)
+    """gap_s, peer_bytes_per_s, hub_bytes_per_s, seconds of phases."""
+
+
 class DeploymentState(StateModel):
     """Of one deployment."""
 
@@ -122,6 +161,8 @@ class DeploymentState(StateModel):
     failed: list[FailedWant] = Field(default_factory=list)
     """Newest last."""
     attempts: dict[str, int] = Field(default_factory=dict)
+    migration: Migration | None = None
+    """The last one that this deployment was part of."""
     extra: dict[str, Any] = Field(default_factory=dict)
 
 
