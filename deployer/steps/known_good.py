@@ -71,9 +71,11 @@ def why_preferred(want: Deployment, proven: ValidatedSet) -> str:
     """In words, with the way back."""
     chosen = want.variant_name
     when = time.strftime("%Y-%m-%d", time.gmtime(proven.proven))
+    # A launch joined from a note of an older version: that it failed is known, and not for what.
+    cause = f" ({proven.instead_of[chosen]})" if proven.instead_of[chosen] else ""
     return (
-        f"starts with {proven.variant}, proven here on {when} after {chosen} had failed "
-        f"({proven.instead_of[chosen]}); `--variant {chosen}` tries {chosen} again"
+        f"starts with {proven.variant}, proven here on {when} after {chosen} had failed{cause}; "
+        f"`--variant {chosen}` tries {chosen} again"
     )
 
 

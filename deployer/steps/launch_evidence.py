@@ -68,6 +68,8 @@ for found in /proc/[0-9]*; do
   [ -n "$line" ] || continue
   set -- ${line##*) }
   [ "$4" = "$session" ] || continue
+  # A zombie waits for its parent; it holds nothing and tells nothing.
+  case $1 in Z|X|x) continue ;; esac
   put member "${found#/proc/} $1 $(tr '\0\n' '  ' <"$found/cmdline" 2>/dev/null | cut -c1-120)"
 done
 put end yes

@@ -31,8 +31,14 @@ def clear(context: StepContext, job: JobIdentity, files: list[dict[str, Any]]) -
             f"removed what launch {job.id} had left, {size / 1e6:.1f} MB of it in /dev/shm: "
             f"{names}{more}"
         )
-    for one in kept[:3]:
-        context.note(f"left where it is: {one['path'] or '/dev/shm, /tmp'} ({one['why']})")
+    # A dead socket below /tmp takes nothing from anybody; shared memory does.
+    heavy = [one for one in kept if one.get("bytes") or not one["path"]]
+    if heavy:
+        why = "; ".join(dict.fromkeys(str(one["why"]) for one in heavy))
+        paths = [one["path"] or "/dev/shm, /tmp" for one in heavy]
+        rest = f" and {len(paths) - 3} more" if len(paths) > 3 else ""
+        size = sum(one.get("bytes", 0) for one in heavy)
+        context.note(f"not removed, {size / 1e6:.1f} MB: {', '.join(paths[:3])}{rest} ({why})")
 
 
 def _who(job: JobIdentity) -> dict[str, Any]:

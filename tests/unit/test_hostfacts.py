@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -191,6 +192,8 @@ def test_the_looks_run_for_real(shell: str, tmp_path: Path) -> None:
     transport = LocalTransport(shell_path(shell, tmp_path))
     (tmp_path / "oom-kills").write_text("0\n", encoding="utf-8")
     session = os.getsid(0)
+    dead = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
     target = transport.run(TARGET, args=(str(tmp_path), str(session), "/nowhere"), timeout_s=30)
     host = transport.run(HOST, timeout_s=40)
     assert (target.exit, host.exit) == (0, 0)
@@ -199,6 +202,8 @@ def test_the_looks_run_for_real(shell: str, tmp_path: Path) -> None:
     assert facts.shm_kib
     assert str(tmp_path) in {disk.path for disk in facts.disks}
     assert any(line.startswith(f"{os.getpid()} ") for line in facts.members)
+    assert not any(line.startswith(f"{dead.pid} ") for line in facts.members), "a zombie"
+    dead.wait()
     count = transport.run(BASELINE, timeout_s=10).text.strip()
     assert count == "" or count.isdigit()
 

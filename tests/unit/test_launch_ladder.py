@@ -33,7 +33,7 @@ from deployer.sglang.modelconfig import shape_of
 from deployer.state import DeploymentState, HostState, Launch
 from deployer.steps import launch_wait
 from deployer.steps.driver_facts import HostSmi
-from deployer.steps.known_good import preferred, remember, validated
+from deployer.steps.known_good import preferred, remember, validated, why_preferred
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_ladder import Fall
 from deployer.steps.server_facts import ServerJob
@@ -336,6 +336,15 @@ def test_a_rung_that_was_only_left_out_is_tried_when_nothing_speaks_against_it()
     launch = Launch(id="l", variant="no-mtp", started=1.0, instead_of={"mtp": "left-out"})
     remember(own, WANT, launch)
     assert preferred(own, WANT) is None
+
+
+@pytest.mark.parametrize(("cls", "said"), [("", "had failed;"), ("nccl", "had failed (nccl);")])
+def test_why_another_is_preferred(cls: str, said: str) -> None:
+    own = state()
+    remember(own, WANT, Launch(id="l", variant="no-mtp", started=1.0, instead_of={"mtp": cls}))
+    found = preferred(own, WANT)
+    assert found is not None
+    assert said in why_preferred(WANT, found)
 
 
 def test_a_changed_first_choice_is_tried_although_a_lower_rung_runs() -> None:

@@ -27,6 +27,7 @@ from deployer.remote.jobs import ROOT, StopProof
 from deployer.remote.transport import Answer
 from deployer.restart import RestartStop
 from deployer.state import Launch
+from deployer.steps import stop_leftovers
 from deployer.steps.launch import LaunchStep
 from deployer.steps.server_facts import (
     LeftBehind,
@@ -398,3 +399,18 @@ def test_who_is_left_of_a_dead_launch(line: str, found: tuple[int, ...]) -> None
     assert tuple(one.pid for one in dead.left) == found
     living = parse_server(ProbeOutput(0, "\n".join([*head, "job_stat=1000 S", line]).encode(), b""))
     assert [one.launch for one in living.left] == ([OLD] if OLD in line else [])
+
+
+def test_what_stays_is_told_only_where_it_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = [
+        {"path": "/tmp/tmpabcdefgh", "why": "cannot be looked into: 1", "bytes": 0},
+        {"path": "/dev/shm/torch_1", "why": "a living process uses it", "bytes": 5_000_000},
+    ]
+    monkeypatch.setattr(stop_leftovers, "ask", lambda *w, **more: [{"kept": kept, "removed": []}])
+    made, events = context(WANT, state(), FakeJobs())
+    stop_leftovers.clear(made, IDENTITY, [])
+    told = "not removed, 5.0 MB: /dev/shm/torch_1 (a living process uses it)"
+    assert [getattr(event, "text", "") for event in events] == [told]
+    del kept[1]
+    stop_leftovers.clear(made, IDENTITY, [])
+    assert len(events) == 1

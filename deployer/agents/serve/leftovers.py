@@ -101,6 +101,9 @@ def clear(command: Record) -> Record:
             continue
         why = ""
         if (info.st_dev, info.st_ino) in used or path in sockets:
+            if path not in seen:
+                # Only its name is like ours: it is another program's, which lives.
+                continue
             why = "a living process uses it"
         elif unseen:
             why = f"processes that cannot be looked into: {unseen}"
@@ -111,7 +114,7 @@ def clear(command: Record) -> Record:
                 why = str(error)
         size = 0 if stat.S_ISSOCK(info.st_mode) else info.st_size
         if why:
-            kept.append({"path": path, "why": why})
+            kept.append({"path": path, "why": why, "bytes": size})
         else:
             removed.append({"path": path, "bytes": size})
     return {"removed": removed, "kept": kept}
