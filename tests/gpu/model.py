@@ -29,7 +29,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as parts
 
 DRAFTS = 3
 """So many draft steps in a row are taught to the MTP head (speculative-num-steps)."""
-SURE = 0.95
+SURE = 0.99
 """Training ends when every token of every answer is at least so probable."""
 RATE, FAST = 2e-3, 150
 """The learning rate, and the step from which it is lower: else some tokens stay unsure."""
