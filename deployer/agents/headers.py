@@ -1,13 +1,16 @@
 """Sums up the safetensors headers of a model's folder. Runs on the target: Python 3.9+, stdlib.
 
-    python3 -I -S headers.py FOLDER
+    python3 -I -S headers.py FOLDER [KNOWN [FILE...]]
 
-prints one JSON object: {"files": N, "groups": {"target"|"draft"|"vision": {DTYPE: BYTES}}}, or
-{"problem": TEXT}. Only headers are read, and no more than LIMIT bytes of them.
+prints one JSON object: {"files": N, "groups": {"target"|"draft"|"vision": {DTYPE: BYTES}},
+"signature": TEXT, "read": N}, or {"problem": TEXT}. Only headers are read, and no more than LIMIT
+bytes of them; none when KNOWN, or the text of a FILE, is an earlier answer and every file still has
+the size, time, inode and device of then.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import struct
@@ -87,10 +90,55 @@ def summary(folder: Path) -> dict[str, Any]:
     return {"files": len(names), "groups": groups}
 
 
+def signature(folder: Path) -> str:
+    """Over name, size, time in ns, inode and device of all files that the summary depends on."""
+    digest = hashlib.sha256()
+    for path in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+        try:
+            info = path.stat()
+        except OSError:
+            # A link to nothing: it is one of its names, and cannot be read either.
+            digest.update(f"{path.name}\n".encode("utf-8", "surrogateescape"))
+            continue
+        told = f"{path.name} {info.st_size} {info.st_mtime_ns} {info.st_ino} {info.st_dev}\n"
+        digest.update(told.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()
+
+
+def known(words: list[str], mark: str) -> dict[str, Any] | None:
+    """The earlier answer that still holds: of the text, else of the files."""
+    for text in [words[0], *map(text_of, words[1:])] if words else []:
+        try:
+            told = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(told, dict) and told.get("signature") == mark and "groups" in told:
+            return told
+    return None
+
+
+def text_of(path: str) -> str:
+    """The text of a small file, '' when there is none."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123
+            return file.read(65536)
+    except OSError:
+        return ""
+
+
 def main(argv: list[str]) -> int:
     """Prints the summary, or the problem; always ends with 0."""
     try:
-        print(json.dumps(summary(Path(argv[1]))))
+        folder = Path(argv[1])
+        mark = signature(folder)
+        told = known(argv[2:], mark)
+        if told is None:
+            # The files are looked at first: one that changes while it is read is read again.
+            told = {**summary(folder), "signature": mark}
+            told["read"] = told["files"]
+        else:
+            told["read"] = 0
+        print(json.dumps(told))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         print(json.dumps({"problem": f"{type(error).__name__}: {error}"}))
     return 0

@@ -36,7 +36,7 @@ from deployer.steps.server_wanted import (
 )
 from deployer.steps.stop_leftovers import clear, held
 from deployer.steps.stop_told import still_there
-from deployer.steps.weights_facts import weights_probe
+from deployer.steps.weights_facts import WeightsFact, weights_probe
 
 
 class LaunchStep(Step):
@@ -51,14 +51,17 @@ class LaunchStep(Step):
     ) -> None:
         self.now = now
         self.sleep = sleep
+        self.weights = ""
+        """What was seen of the weights, for the next look."""
 
     def probes(self, want: Deployment) -> list[Probe]:
         """The weights' headers; ServerFact comes from the stop step."""
-        return [weights_probe(want)]
+        return [weights_probe(want, self.weights)]
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Nothing when the wanted server listens; else a start, or the wait for one that starts."""
-        fact = facts.get(ServerFact)
+        fact, weights = facts.get(ServerFact), facts.get(WeightsFact)
+        self.weights = weights.line if weights is not None else self.weights
         rung, why = first_rung(want, state)
         chosen = rung.deployment(want)
         try:
@@ -211,7 +214,7 @@ class LaunchStep(Step):
         want = rung.deployment(context.want)
         argv = command(want, server_argv(want))
         mark = rung.fingerprint(context.want, context.state.manifest)
-        return start_command(context, argv, mark, note, key)
+        return start_command(context, argv, mark, note, key, self.weights)
 
     def _follow(self, context: StepContext, job: JobIdentity, launch: Launch, key: str) -> None:
         wait = LaunchWait(context, job, key, self.now, self.sleep)

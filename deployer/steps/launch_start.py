@@ -14,6 +14,7 @@ from deployer.steps.launch_evidence import OOM_FILE, baseline
 from deployer.steps.server_wanted import (
     FINGERPRINT_FILE,
     LAUNCH_FILE,
+    WEIGHTS_FILE,
     LaunchNote,
     server_job_name,
     server_script,
@@ -24,9 +25,17 @@ KEPT_LAUNCHES = 50
 
 
 def start_command(
-    context: StepContext, argv: list[str], mark: str, note: LaunchNote, key: str
+    context: StepContext,
+    argv: list[str],
+    mark: str,
+    note: LaunchNote,
+    key: str,
+    weights: str = "",
 ) -> tuple[JobIdentity, Launch]:
-    """Starts the job; the launch is in the state file before. Raises StepFailed."""
+    """Starts the job; the launch is in the state file before. Raises StepFailed.
+
+    `weights`: what was seen of them (WeightsFact.line), kept with the launch.
+    """
     want = context.want
     launch_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     launch = Launch(
@@ -59,6 +68,7 @@ def start_command(
                 FINGERPRINT_FILE: f"{mark}\n".encode(),
                 LAUNCH_FILE: note.line().encode(),
                 OOM_FILE: baseline(context),
+                **({WEIGHTS_FILE: f"{weights}\n".encode()} if weights else {}),
             },
             secrets={API_KEY_ENV: key} if key else None,
             log_max_bytes=want.playbook.serve.log_max_bytes,

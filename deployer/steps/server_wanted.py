@@ -19,7 +19,8 @@ DERIVED = "~"
 FINGERPRINT_FILE = "fingerprint"
 LAUNCH_FILE = "launch"
 VERDICT_FILE = "verdict"
-"""Files of the job's folder: one line each; `launch` and `verdict` are JSON."""
+WEIGHTS_FILE = "weights"
+"""Files of the job's folder: one line each; all but the first are JSON."""
 
 
 def server_job_name(want: Deployment) -> str:

@@ -25,11 +25,13 @@ from deployer.model import Facts, PlanState
 from deployer.remote.jobs import StopProof
 from deployer.sglang.argv import API_KEY_ENV
 from deployer.sglang.compat import Problem
+from deployer.sglang.weights import Tensors
 from deployer.state import Launch
 from deployer.steps import launch as launch_module
 from deployer.steps import launch_wait
 from deployer.steps.launch import LaunchStep
 from deployer.steps.server_wanted import LaunchNote
+from deployer.steps.weights_facts import WeightsFact
 
 WANT = deployment()
 OOM = (
@@ -384,3 +386,16 @@ def test_an_agent_that_fails_for_a_while_does_not_end_the_wait(
         with pytest.raises(StepFailed, match="exit code 137"):
             step().apply(made, seen, step().plan(WANT, seen, made.state))
     assert jobs.stopped == []
+
+
+def test_what_was_seen_of_the_weights_is_kept_with_the_launch_and_handed_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent(monkeypatch, READY)
+    own, jobs = state(), FakeJobs([Script(list(UP))])
+    made, _ = context(WANT, own, jobs)
+    one, seen = step(), facts(fact(), WeightsFact(Tensors({}), line='{"signature": "s"}'))
+    assert "signature" not in one.probes(WANT)[0].script.partition("agent=")[0]
+    one.apply(made, seen, one.plan(WANT, seen, own))
+    assert jobs.started[0]["files"]["weights"] == b'{"signature": "s"}\n'
+    assert """known='{"signature": "s"}'""" in one.probes(WANT)[0].script

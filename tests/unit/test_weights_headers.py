@@ -14,9 +14,11 @@ from serverworld import deployment
 
 from deployer.agents import headers
 from deployer.model import ProbeOutput
+from deployer.remote.jobs import ROOT
 from deployer.sglang.modelconfig import shape_of
 from deployer.sglang.weights import OtherCheckpoint, Tensors, estimate, from_tensors
-from deployer.steps.weights_facts import parse_weights, weights_probe
+from deployer.steps.server_wanted import WEIGHTS_FILE
+from deployer.steps.weights_facts import WeightsFact, parse_weights, weights_probe
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "sglang-plan" / "hybrid.json"
 SHAPE = shape_of(next(iter(json.loads(FIXTURE.read_text())["models"].values()))["config"])
@@ -95,6 +97,36 @@ def test_the_probe_runs_as_shell(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     empty = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
     assert parse_weights(ProbeOutput(0, empty.stdout, b"")).tensors is None
+
+
+def test_unchanged_files_are_read_once_a_run_and_not_again_after_a_launch(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    path = str(model(folder))
+    want = deployment(model={"path": path, "repo": "acme/tiny", "served_name": "tiny"})
+
+    def look(known: str) -> WeightsFact:
+        script = weights_probe(want, known).script.replace(ROOT, str(tmp_path / "jobs"))
+        done = subprocess.run(["sh", "-c", script], capture_output=True, check=True)
+        return parse_weights(ProbeOutput(0, done.stdout, done.stderr))
+
+    first = look("")
+    again = look(first.line)
+    assert (first.read, again.read, look("").read) == (2, 0, 2)
+    assert again.tensors == first.tensors
+    assert look(again.line).read == 0
+    for launch, text in (("1", "half a line"), ("2", first.line)):
+        kept = tmp_path / "jobs" / "server-qwen" / launch
+        kept.mkdir(parents=True)
+        (kept / WEIGHTS_FILE).write_text(f"{text}\n", encoding="utf-8")
+    assert look("").read == 0
+    os.utime(folder / "a.safetensors", ns=(1, 1))
+    touched = look(first.line)
+    assert (touched.read, touched.tensors) == (2, first.tensors)
+    shard(folder / "new", {"lm_head.weight": ("BF16", 6)})
+    (folder / "new").replace(folder / "b.safetensors")
+    replaced = look(touched.line)
+    assert replaced.read == 2 and replaced.tensors != first.tensors
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"groups": 1}', "noise"])
