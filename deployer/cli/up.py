@@ -21,6 +21,7 @@ from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
 from deployer.errors import DeployError, UsageError
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
+from deployer.model import PlanState
 from deployer.names import listed
 from deployer.rollout import Rollout
 from deployer.steps.base import Step
@@ -203,6 +204,10 @@ class _Asking:
 
 
 def _asked(want: Deployment, outcome: Outcome) -> str:
+    left = [plan for plan in outcome.plans.values() if plan.state is not PlanState.NOTHING]
+    if any(plan.state is PlanState.BLOCKED and (plan.stands or plan is left[0]) for plan in left):
+        # It ends before anything is changed: there is nothing to agree to.
+        return ""
     for name, plan in outcome.plans.items():
         titles = "; ".join(change.title for change in plan.changes)
         click.echo(f"  {name:<10} {plan.state.value:<8} {titles or plan.reason}", err=True)
