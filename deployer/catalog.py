@@ -135,6 +135,7 @@ class Catalog:
             self._playbooks[name] = LoadedPlaybook(document, playbook, _lock(document, playbook))
         return self._playbooks[name]
 
+            playbook = _with_absolute_package(playbook, self.playbook_dir)
     def _listed(self) -> str:
         return listed(self.hosts)
 
@@ -284,3 +285,15 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+def _with_absolute_package(playbook: Playbook, folder: Path) -> Playbook:
+    """`playbook` with its driver package of this machine as an absolute path."""
+    package = playbook.driver.package
+    if package is None or package.local is None:
+        return playbook
+    path = str(folder / _expanded(package.local))
+    driver = playbook.driver.model_copy(
+        update={"package": package.model_copy(update={"local": path})}
+    )
+    return playbook.model_copy(update={"driver": driver})
+
+

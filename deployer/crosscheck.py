@@ -94,19 +94,36 @@ def check_playbook(document: Document, playbook: Playbook) -> None:
         _refuse_twin(document, ("variants",), names, index, ("variants", index, "name"))
     package = playbook.driver.package
     at: At = ("driver", "package")
-    if package is not None and (package.url is None) == (package.file is None):
-        raise document.error(
-            at,
-            "driver.package: expected either `url` or `file`, found "
-            + ("neither" if package.url is None else "both"),
-            fix="keep one of the two",
-            key=True,
-        )
-    if package is None and playbook.driver.install != "never":
+    if package is not None:
+        sources = {"url": package.url, "file": package.file, "local": package.local}
+        named = [name for name, value in sources.items() if value is not None]
+        if len(named) != 1:
+            raise document.error(
+                at,
+                "driver.package: expected one of `url`, `file` and `local`, found "
+                + (" and ".join(named) or "none"),
+                fix="keep one of the three",
+                key=True,
+            )
+        if package.url is not None and not re.match(r"https?://[^/\s]+/\S+$", package.url):
+            raise document.error(
+                (*at, "url"),
+                f"{document.name((*at, 'url'))}: expected the URL of a .run file, "
+                f"found {package.url}",
+                fix="write scheme, host and path",
+            )
+        if package.proxy is not None and (wrong := _not_an_endpoint(package.proxy, ("http",))):
+            raise document.error(
+                (*at, "proxy"),
+                f"{document.name((*at, 'proxy'))}: expected a URL like http://proxy:3128, {wrong}",
+                fix="write scheme, host and :port",
+            )
+    if package is None and playbook.driver.packages == [] and playbook.driver.install != "never":
         raise document.error(
             ("driver", "install"),
             f"driver.install is {playbook.driver.install}, but there is no driver.package",
-            fix="add `package:` with `url:` or `file:` and `sha256:`, or write `install: never`",
+            fix="add `package:` with `url:`, `file:` or `local:`, and `sha256:`, or write "
+            "`install: never`",
         )
     _check_folder(document, ("model", "path"), playbook.model.path)
     _check_folder(document, ("engine", "venv"), playbook.engine.venv)
@@ -160,6 +177,7 @@ def _check_download(document: Document, download: Download) -> None:
     lacking = {"mirror": not download.mirrors, "peer": download.peer is None}
     if all(lacking.get(method, False) for method in download.methods):
         raise document.error(
+        urls.append((("driver", "package", "proxy"), playbook.driver.package.proxy))
             (*at, "methods"),
             f"{document.name((*at, 'methods'))}: none of {listed(download.methods)} can be used: "
             "`mirror` needs download.mirrors, `peer` needs download.peer",

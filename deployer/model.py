@@ -136,6 +136,20 @@ class RunJob:
 
 
 @dataclass(frozen=True)
+class SendFile:
+    """Brings a large file of the controller to `path` on `where`; a cut transfer goes on."""
+
+    where: Where
+    local: str
+    path: str
+    sha256: str
+
+    def describe(self) -> str:
+        """What dry-run prints."""
+        return f"send {self.local} to {self.path} (sha256 {self.sha256})"
+
+
+@dataclass(frozen=True)
 class Procedure:
     """Work that the step's own `apply` does in code; `steps` tells a reader what it will run."""
 
@@ -148,7 +162,7 @@ class Procedure:
         return self.steps.strip()
 
 
-Action = Shell | WriteFile | RunJob | Procedure
+Action = Shell | WriteFile | RunJob | SendFile | Procedure
 
 
 @dataclass(frozen=True)

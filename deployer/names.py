@@ -31,6 +31,14 @@ ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 FLAG_NAME = r"^[a-z0-9][a-z0-9-]*$"
 VARIANT_NAME = r"^[a-z0-9][a-z0-9._-]*$"
 SHA256 = r"^[0-9a-f]{64}$"
+APT_PIN = r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?=[A-Za-z0-9.+:~-]+$"
+TEMPLATE = r"^[A-Za-z][A-Za-z0-9._-]*:vztmpl/[A-Za-z0-9][A-Za-z0-9._+-]*$"
+STORAGE = r"^[A-Za-z][A-Za-z0-9._-]*$"
+BRIDGE = r"^[A-Za-z][A-Za-z0-9._-]{0,14}$"
+CONTAINER_FEATURE = r"^(nesting|keyctl|fuse|mknod)=[01]$"
+CONTAINER_HOST_NAME = r"^[A-Za-z0-9]+(-+[A-Za-z0-9]+)*(\.[A-Za-z0-9]+(-+[A-Za-z0-9]+)*)*$"
+IP_OR_DHCP = r"^(dhcp|[0-9]{1,3}(\.[0-9]{1,3}){3}/[0-9]{1,2})$"
+IP = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$"
 REPO = r"^[A-Za-z0-9][\w.-]*/[\w.-]+$"
 DRIVER_VERSION = r"^\d+(\.\d+)+$"
 ENGINE_VERSION = r"^\d+(\.\d+)*([a-z0-9.]+)?$"
@@ -53,7 +61,15 @@ PLAIN_WORDS: dict[str, str] = {
     ENV_NAME: "the name of an environment variable like HF_TOKEN",
     FLAG_NAME: "a flag name without leading dashes, like tp-size",
     VARIANT_NAME: "a variant name of lower-case letters, digits, dots, dashes",
+    APT_PIN: "a package with its exact version, like nvidia-driver=580.126.09-1",
     SHA256: "a sha256 of 64 lower-case hex digits",
+    TEMPLATE: "a template like local:vztmpl/debian-12-standard_12.7-1_amd64.tar.zst",
+    STORAGE: "the name of a Proxmox storage, like local-zfs",
+    BRIDGE: "the name of a network bridge, like vmbr0",
+    CONTAINER_FEATURE: "a feature like nesting=1",
+    CONTAINER_HOST_NAME: "a host name of letters, digits and inner dashes",
+    IP_OR_DHCP: "dhcp, or an IPv4 address with its prefix like 192.0.2.129/24",
+    IP: "an IPv4 address like 192.0.2.1",
     REPO: "a Hub id like Qwen/Qwen3.6-27B",
     DRIVER_VERSION: 'a driver version like "580.126.09"',
     ENGINE_VERSION: 'a version like "0.5.11"',

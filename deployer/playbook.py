@@ -102,20 +102,31 @@ class Download(Strict):
 
 
 class DriverPackage(Strict):
-    """An NVIDIA `.run` installer: a file that lies on the target's host, or an URL."""
+    """An NVIDIA `.run` installer; exactly one of `url`, `file` and `local`."""
 
     url: Line | None = None
+    """Fetched on the machine that installs it."""
     file: AbsolutePath | None = None
-    """Path on the machine that installs it (guest: copied from the host)."""
+    """A file on the host (for the guest it is copied from there)."""
+    local: Line | None = None
+    """A file of the controller, sent over; relative to the playbook's folder."""
     sha256: Sha256
+    ca_bundle: AbsolutePath | None = None
+    """PEM file on the target, for `url` behind a company proxy."""
+    proxy: Line | None = None
+    """http://HOST:PORT as seen from the target, for `url`."""
 
 
 class Driver(Strict):
     """The wanted NVIDIA driver."""
 
     version: Annotated[str, Field(pattern=names.DRIVER_VERSION)]
+    flavour: Literal["auto", "open", "proprietary"] = "auto"
+    """Of the kernel module; `auto`: what the GPUs need, else NVIDIA's default for this version."""
     install: Literal["never", "guest", "host-and-guest"] = "never"
     package: DriverPackage | None = None
+    packages: list[Annotated[str, Field(pattern=names.APT_PIN)]] = Field(default_factory=list)
+    """The host's driver by apt instead of `package`: NAME=VERSION each, held afterwards."""
 
 
 class Gpus(Strict):

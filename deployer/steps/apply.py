@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 import time
+from pathlib import Path
 from typing import assert_never
 
 from deployer import errors
 from deployer.events import ChangeDone, ChangeStarted
-from deployer.model import Change, Plan, Procedure, RunJob, Shell, WriteFile
+from deployer.model import Change, Plan, Procedure, RunJob, SendFile, Shell, WriteFile
 from deployer.remote.files import read_file, write_atomic
 from deployer.remote.jobs import JobIdentity, JobOverdue, Jobs, JobStatus, new_job_id
+from deployer.remote.send import send_file
 from deployer.steps.base import StepContext
 
 EVIDENCE_LINES = 20
@@ -50,6 +52,8 @@ def run_change(context: StepContext, change: Change) -> None:
             _write_file(context, change.title, action)
         case RunJob():
             _run_job(context, change.title, action)
+        case SendFile():
+            _send_file(context, change.title, action)
         case Procedure():
             raise errors.StepFailed(
                 f"{change.title}: step {context.step or '?'} must override apply",
@@ -71,6 +75,14 @@ def _write_file(context: StepContext, title: str, action: WriteFile) -> None:
                 fix="somebody else changed it; run again to plan with what it holds now",
             )
     write_atomic(transport, action.path, action.content, action.mode)
+
+
+def _send_file(context: StepContext, title: str, action: SendFile) -> None:
+    def told(done: int, size: int) -> None:
+        context.progress(title, done, size, "B")
+
+    transport = context.on(action.where)
+    send_file(transport, Path(action.local), action.path, action.sha256, told)
 
 
 def _run_shell(context: StepContext, title: str, action: Shell) -> None:

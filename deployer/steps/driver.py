@@ -6,22 +6,29 @@ loaded, and the step `gpus` loads it when it has freed one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
-from deployer import gpu
 from deployer.deployment import Deployment
-from deployer.model import Change, Facts, Plan, PlanState, Probe, Where
+from deployer.model import Facts, Plan, PlanState, Probe, Where
+from deployer.nvidia_texts import api_mismatches, smi_verdict, standing
 from deployer.state import DeploymentState
+from deployer.steps import cuda_proof
 from deployer.steps.base import Step
-from deployer.steps.driver_facts import GuestDriver, HostDriver, HostSmi, guest_probe, host_probes
-from deployer.steps.driver_guest import (
-    FOLDER,
-    HOST_FLAGS,
-    guest_silent,
-    install_job,
-    plan_guest,
-    plan_plain,
+from deployer.steps.cuda_proof import CudaProof
+from deployer.steps.driver_facts import (
+    GuestDriver,
+    HostDriver,
+    HostKernels,
+    HostSmi,
+    System,
+    guest_probe,
+    host_probes,
 )
+from deployer.steps.driver_guest import guest_silent, plan_guest, plan_plain
+from deployer.steps.driver_host import plan_host
+from deployer.steps.driver_table import lines, next_boot_problem, other_kernels_problem, table
+from deployer.steps.gpus_facts import GpuFacts
 
 
 class DriverStep(Step):
@@ -30,126 +37,96 @@ class DriverStep(Step):
     name: ClassVar[str] = "driver"
 
     def probes(self, want: Deployment) -> list[Probe]:
-        """Module and nvidia-smi of the host, libraries of the guest."""
-        probes = host_probes()
+        """Module, kernels and nvidia-smi of the host, libraries and CUDA of the guest."""
+        cuda = cuda_proof.probe(want.guest, want.playbook.engine.venv)
+        probes = [*host_probes(), cuda]
         return probes if want.vmid is None else [*probes, guest_probe()]
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
-        """The host first; then the guest, which must equal it."""
+        """The host first; then the guest, which must equal it. The table of versions goes along."""
         host = facts.get(HostDriver)
         if host is None:
             silent = facts.silent.get(Where.HOST, "it was not asked")
             return Plan.blocked(f"{want.host_name} cannot be looked at: {silent}", "try again")
-        on_host = plan_host(want, host, facts.get(HostSmi))
-        if on_host.state is not PlanState.NOTHING:
-            return on_host
-        if want.vmid is None:
-            plain = plan_plain(want, host.userspace)
-            if plain.state is PlanState.NOTHING:
-                return Plan.nothing(f"{on_host.reason}; {plain.reason}")
-            return plain
-        if guest_silent(want, facts):
-            # The container's start is a later step's work, which then sees to its libraries.
-            return Plan.nothing(
-                f"{on_host.reason}; the libraries in container {want.vmid} are looked at "
-                "when it runs"
-            )
-        on_guest = plan_guest(want, facts.need(GuestDriver))
-        if on_guest.state is PlanState.NOTHING:
-            return Plan.nothing(f"{on_host.reason}; {on_guest.reason}")
-        return on_guest
+        plan = _decide(want, host, facts)
+        if host.timed_out:
+            return plan
+        rows = table(want, host, facts.get(HostKernels), facts.get(GuestDriver))
+        return plan.noted(*lines(want, rows, host))
 
 
-def plan_host(want: Deployment, host: HostDriver, smi: HostSmi | None) -> Plan:
-    """Whether the host has, or can load, the wanted module."""
-    wanted = want.playbook.driver.version
+def _decide(want: Deployment, host: HostDriver, facts: Facts) -> Plan:
+    kernels, gpus = facts.get(HostKernels), facts.get(GpuFacts)
+    on_host = plan_host(want, host, facts.get(HostSmi), kernels, gpus)
+    if on_host.state is not PlanState.NOTHING:
+        return on_host
+    if want.vmid is None:
+        inside = plan_plain(want, host.userspace, host.system)
+    elif guest_silent(want, facts):
+        # The container's start is a later step's work, which then sees to its libraries.
+        return Plan.nothing(
+            f"{on_host.reason}; the libraries in container {want.vmid} are looked at when it runs"
+        )
+    else:
+        inside = plan_guest(want, facts.need(GuestDriver))
+    if inside.state is PlanState.NOTHING:
+        return Plan.nothing(f"{on_host.reason}; {inside.reason}")
+    return inside
+
+
+def warnings(want: Deployment, facts: Facts) -> Iterable[tuple[str, str]]:
+    """What stands in no one's way now, but will: (what, action)."""
+    host, kernels, smi = facts.get(HostDriver), facts.get(HostKernels), facts.get(HostSmi)
     name = want.host_name
-    if host.timed_out:
-        return Plan.blocked(
-            f"{name} did not answer in time about its nvidia module",
-            f"look at `dmesg` on {name}: a stuck GPU or unbind needs a host reboot",
-        )
-    if host.loaded and not gpu.same_version(host.loaded, wanted):
-        return _wrong_loaded(want, host)
-    if not host.loaded and not gpu.same_version(host.on_disk, wanted):
-        return _wrong_on_disk(want, host)
-    if not host.loaded and host.rivals:
-        rival = " and ".join(host.rivals)
-        return Plan.blocked(
-            f"{rival} is loaded on {name} and keeps the nvidia module out",
-            f"on {name}: blacklist {rival} in /etc/modprobe.d, update-initramfs -u, reboot",
-        )
-    if smi is not None and smi.timed_out:
-        return Plan.blocked(
-            f"nvidia-smi on {name} gave no answer in time: a GPU or its driver is stuck",
-            f"look for `Xid` in `dmesg` on {name}; such a GPU needs a host reboot",
-        )
-    if smi is not None and smi.exit == 18:
-        versions = " and ".join(host.userspace.versions()) or "unknown"
-        return Plan.blocked(
-            f"on {name} module {host.loaded} is loaded but its libraries are {versions}",
-            f"reboot {name} after the upgrade, or install the {wanted} libraries on it",
-        )
-    return Plan.nothing(_host_reason(want, host))
-
-
-def _host_reason(want: Deployment, host: HostDriver) -> str:
-    wanted = want.playbook.driver.version
-    if not host.loaded:
-        return f"module {wanted} is on {want.host_name} for kernel {host.kernel}, not loaded yet"
-    flavour = f" ({host.flavour})" if host.flavour else ""
-    reason = f"module {host.loaded}{flavour} is loaded on {want.host_name}"
-    if not gpu.same_version(host.on_disk, host.loaded):
-        found = f"has {host.on_disk}" if host.on_disk else "has no nvidia module"
-        reason += (
-            f", but after a reboot kernel {host.kernel} {found}: rebuild it (dkms autoinstall)"
-        )
-    return reason
-
-
-def _wrong_loaded(want: Deployment, host: HostDriver) -> Plan:
-    wanted = want.playbook.driver.version
-    reason = f"module {host.loaded} is loaded on {want.host_name}, the playbook wants {wanted}"
-    if gpu.same_version(host.on_disk, wanted):
-        return Plan.blocked(
-            f"{reason}; {wanted} is installed there and waits to be loaded",
-            f"stop what uses the GPUs and reboot {want.host_name}",
-        )
-    return Plan.blocked(
-        reason,
-        f"install {wanted} on {want.host_name} and reboot it, "
-        f"or set driver.version: {host.loaded} in the playbook",
-    )
-
-
-def _wrong_on_disk(want: Deployment, host: HostDriver) -> Plan:
-    driver = want.playbook.driver
-    found = f"only {host.on_disk}" if host.on_disk else "no nvidia module"
-    reason = f"{want.host_name} has {found} for kernel {host.kernel}, not {driver.version}"
-    if driver.install != "host-and-guest" or driver.package is None:
-        signed = " (Secure Boot is on: the module must be signed)" if host.secure_boot else ""
-        return Plan.blocked(
-            reason,
-            f"install {driver.version} on {want.host_name} with dkms{signed}, or set "
-            "driver.install: host-and-guest with driver.package in the playbook",
+    if host is None or host.timed_out:
+        return
+    for lost in (next_boot_problem(want, host, kernels), other_kernels_problem(want, kernels)):
+        if lost[0]:
+            yield lost
+    if smi is not None and smi.asked:
+        verdict = smi_verdict(smi.exit, smi.text, timed_out=smi.timed_out)
+        if verdict is not None:
+            yield f"nvidia-smi on {name}: {verdict.cause}", verdict.on(name)
+    for told, line in standing(host.log):
+        yield f"{told.cause} ({line})", told.on(name)
+    for one in api_mismatches("\n".join(host.log))[-1:]:
+        who = f"{one.process} (pid {one.pid})" if one.process else "a program"
+        yield (
+            f"{who} came to the module {one.module} with libraries {one.client}",
+            f"libraries and module must be of one version, on {name} and in every container",
         )
     if host.rivals:
-        return Plan.blocked(
-            f"{reason}, and {' and '.join(host.rivals)} is loaded, which the installer refuses",
-            f"blacklist it in /etc/modprobe.d, update-initramfs -u, reboot {want.host_name}",
+        rival = ", ".join(host.rivals)
+        yield f"also loaded on {name}: {rival}", f"blacklist {rival}: it can take GPUs at boot"
+    yield from _upgrades(host.system, name)
+    guest = facts.get(GuestDriver)
+    if guest is not None and want.vmid is not None:
+        yield from _upgrades(guest.system, f"container {want.vmid}")
+        modules = [p.name for p in guest.system.packages if "dkms" in p.name]
+        if modules:
+            yield (
+                f"container {want.vmid} has {', '.join(modules)}: a guest shares the host's kernel",
+                f"in the container: apt-get purge {' '.join(modules)}",
+            )
+    proof = facts.get(CudaProof)
+    if proof is not None and (cause := proof.cause) is not None:
+        where = f"container {want.vmid}" if want.vmid is not None else name
+        yield f"{where}: {proof.describe()}", cause.on(name)
+
+
+def _upgrades(system: System, place: str) -> Iterable[tuple[str, str]]:
+    """Packages that an upgrade may take away from below the loaded module."""
+    loose = [package.name for package in system.driver_packages() if not package.held]
+    if not loose:
+        return
+    names = " ".join(loose)
+    if system.unattended:
+        yield (
+            f"unattended upgrades may change the driver on {place}: {', '.join(loose)}",
+            f"on {place}: apt-mark hold {names}",
         )
-    if host.secure_boot:
-        return Plan.blocked(
-            f"{reason}, and Secure Boot would reject a module that is not signed",
-            f"enrol a signing key and install {driver.version} by hand, or turn Secure Boot off",
+    else:
+        yield (
+            f"the next upgrade may change the driver on {place}: {', '.join(loose)}",
+            f"on {place}: apt-mark hold {names}",
         )
-    path = driver.package.file or f"{FOLDER}/NVIDIA-{driver.version}.run"
-    owned = driver.package.file is None
-    job = install_job(Where.HOST, driver.package, path, HOST_FLAGS, "driver-host", owned)
-    change = Change(
-        f"install driver {driver.version} on {want.host_name}",
-        reason,
-        job,
-        undo="nvidia-uninstall --silent",
-    )
-    return Plan.change(reason, change)

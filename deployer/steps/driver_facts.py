@@ -1,71 +1,38 @@
 """What the driver step looks at: modules and libraries of the host, libraries of the guest.
 
-`HostDriver`, `HostSmi` (host) and `GuestDriver` (guest) are public facts. Scripts take the file
-system's root as a prefix, empty on a real machine.
+`HostDriver`, `HostKernels`, `HostSmi` (host) and `GuestDriver` (guest) are public facts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from deployer import gpu
+from deployer.kernels import (
+    BootChoice,
+    DkmsBuild,
+    Kernel,
+    NextBoot,
+    kernel_key,
+    next_boot,
+    parse_dkms,
+)
 from deployer.model import Probe, ProbeOutput, Where
-from deployer.shell import assignments
+from deployer.steps import driver_scripts
+from deployer.steps.driver_scripts import rooted
+
+__all__ = ["rooted"]
 
 SMI_TIMEOUT_S = 20.0
+KERNELS_TIMEOUT_S = 20.0
 
-LIBRARY_SCRIPT = r"""
-for folder in /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /usr/lib64 /usr/lib \
-  /usr/local/lib /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu/nvidia/current; do
-  for file in "$ROOT$folder"/libcuda.so.*.* "$ROOT$folder"/libnvidia-ml.so.*.*; do
-    [ -f "$file" ] && echo "library ${file#"$ROOT"}"
-  done
-  for file in "$ROOT$folder"/libcuda.so.1 "$ROOT$folder"/libnvidia-ml.so.1; do
-    [ -L "$file" ] && echo "linked $(readlink -f "$file")"
-  done
-done
-command -v nvidia-smi >/dev/null && echo "tool nvidia-smi"
-"""
-
-HOST_SCRIPT = (
-    r"""
-[ -r "$ROOT/proc/driver/nvidia/version" ] && sed -n 's/^NVRM version:/nvrm &/p' \
-  "$ROOT/proc/driver/nvidia/version"
-[ -r "$ROOT/sys/module/nvidia/version" ] && echo "loaded $(cat "$ROOT/sys/module/nvidia/version")"
-kernel=$(uname -r)
-echo "kernel $kernel"
-disk=$(modinfo -k "$kernel" -F version nvidia 2>/dev/null) && echo "disk $disk"
-for module in nouveau nova_core; do
-  [ -d "$ROOT/sys/module/$module" ] && echo "rival $module"
-done
-for variable in "$ROOT"/sys/firmware/efi/efivars/SecureBoot-*; do
-  [ -r "$variable" ] && echo "secureboot $(od -An -t u1 -j 4 -N 1 "$variable" | tr -d ' ')"
-done
-"""
-    + LIBRARY_SCRIPT
-    + "exit 0\n"
+_DRIVER_PACKAGE = re.compile(
+    r"libcuda1|libnvidia-(?:ml1|compute|cfg1).*|cuda-drivers.*|"
+    r"nvidia-(?:driver|kernel|dkms|open|utils|smi|alternative|headless).*"
 )
-
-GUEST_SCRIPT = (
-    r"""
-[ -r "$ROOT/proc/driver/nvidia/version" ] && sed -n 's/^NVRM version:/nvrm &/p' \
-  "$ROOT/proc/driver/nvidia/version"
-"""
-    + LIBRARY_SCRIPT
-    + "exit 0\n"
-)
-
-# nvidia-smi loads modules and makes nodes when they are missing; a probe must not.
-SMI_SCRIPT = rf"""
-[ -e "$ROOT/proc/driver/nvidia/version" ] && [ -c "$ROOT/dev/nvidiactl" ] || exit 200
-command -v nvidia-smi >/dev/null || exit 127
-nvidia-smi {gpu.SMI_QUERY}
-"""
-
-
-def rooted(script: str, root: str = "") -> str:
-    """`script` with its ROOT prefix set."""
-    return assignments({"ROOT": root}) + script
+"""Packages that bring the driver itself; nvidia-modprobe and the container toolkit do not."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +68,63 @@ class Userspace:
 
 
 @dataclass(frozen=True)
+class Package:
+    """An installed package with NVIDIA in its name. `held`: apt does not upgrade it."""
+
+    name: str
+    version: str
+    held: bool = False
+
+    @property
+    def is_driver(self) -> bool:
+        """Does it bring the driver itself?"""
+        return _DRIVER_PACKAGE.fullmatch(self.name) is not None
+
+
+@dataclass(frozen=True)
+class System:
+    """What of a machine's packages and disks concerns an installation of the driver."""
+
+    packages: tuple[Package, ...] = ()
+    unattended: bool = False
+    """Unattended upgrades are on and would take NVIDIA's packages."""
+    free: tuple[tuple[str, int, str], ...] = ()
+    """Place, free bytes, file system."""
+
+    def driver_packages(self) -> tuple[Package, ...]:
+        """Those that bring the driver itself."""
+        return tuple(package for package in self.packages if package.is_driver)
+
+    def lacks(self, needs: Iterable[tuple[str, int]]) -> str:
+        """Which file system has too little for `needs` (place, bytes); '' when none is known to."""
+        wanted: dict[str, int] = {}
+        known = {place: (free, system) for place, free, system in self.free}
+        places: dict[str, list[str]] = {}
+        for place, count in needs:
+            if place in known:
+                system = known[place][1]
+                wanted[system] = wanted.get(system, 0) + count
+                places.setdefault(system, []).append(place)
+        for system, count in wanted.items():
+            free = known[places[system][0]][0]
+            if free < count:
+                return (
+                    f"{' and '.join(dict.fromkeys(places[system]))} has {free / 1e9:.1f} GB free, "
+                    f"the installation needs {count / 1e9:.1f} GB"
+                )
+        return ""
+
+
+@dataclass(frozen=True)
+class HostGpu:
+    """An NVIDIA display function of the host. `device`: PCI device id; `driver` '': none bound."""
+
+    address: str
+    device: str
+    driver: str = ""
+
+
+@dataclass(frozen=True)
 class HostDriver:
     """The host's kernel module. Versions are '' when absent; `timed_out`: it did not answer."""
 
@@ -114,7 +138,53 @@ class HostDriver:
     """Other drivers of NVIDIA GPUs that are loaded."""
     secure_boot: bool | None = None
     userspace: Userspace = Userspace()
+    references: tuple[tuple[str, int, int], ...] = ()
+    """Module, its references, how many of them are other modules."""
+    gpus: tuple[HostGpu, ...] = ()
+    """All of the host, also those that the inventory does not name."""
+    log: tuple[str, ...] = ()
+    """Last lines of the kernel log about the driver."""
+    system: System = System()
     timed_out: bool = False
+
+    @property
+    def busy(self) -> tuple[str, ...]:
+        """Modules that processes use: more references than other modules account for."""
+        return tuple(name for name, count, modules in self.references if count > modules)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """PCI device ids of all GPUs."""
+        return tuple(one.device for one in self.gpus)
+
+
+@dataclass(frozen=True)
+class HostKernels:
+    """Installed kernels, what boots next, dkms."""
+
+    running: str = ""
+    kernels: tuple[Kernel, ...] = ()
+    choice: BootChoice = field(default_factory=BootChoice)
+    dkms: tuple[DkmsBuild, ...] = ()
+    has_dkms: bool = False
+    mok_enrolled: bool | None = None
+    """Is the key that dkms signs with enrolled? None: not known."""
+    signed: tuple[str, ...] = ()
+    """Kernels whose nvidia module carries a signature."""
+    timed_out: bool = False
+
+    def kernel(self, name: str) -> Kernel | None:
+        """The kernel of this name; None when it has no folder of modules."""
+        return next((one for one in self.kernels if one.name == name), None)
+
+    def next_boot(self) -> NextBoot:
+        """The kernel that a reboot starts."""
+        return next_boot(self.kernels, self.choice, self.running)
+
+    def bootable(self) -> tuple[Kernel, ...]:
+        """Those with an image, newest first."""
+        found = [one for one in self.kernels if one.bootable]
+        return tuple(sorted(found, key=lambda one: kernel_key(one.name), reverse=True))
 
 
 @dataclass(frozen=True)
@@ -139,64 +209,153 @@ class GuestDriver:
     userspace: Userspace = Userspace()
     kernel_module: str = ""
     timed_out: bool = False
+    system: System = System()
+    virt: str = ""
+    """What systemd-detect-virt says: lxc, docker, none; '' when it is not there."""
 
 
-def _values(output: ProbeOutput) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for line in output.text.splitlines():
-        key, _, value = line.partition(" ")
-        found.setdefault(key, []).append(value.strip())
-    return found
+class _Rows:
+    """The answer's lines by their first word."""
+
+    def __init__(self, text: str) -> None:
+        self._found: dict[str, list[str]] = {}
+        for line in text.splitlines():
+            key, _, value = line.partition(" ")
+            self._found.setdefault(key, []).append(value.strip())
+
+    def all(self, key: str) -> list[str]:
+        return self._found.get(key, [])
+
+    def first(self, key: str) -> str:
+        return self._found.get(key, [""])[0]
+
+    def last(self, key: str) -> str:
+        return self._found.get(key, [""])[-1]
+
+    def fields(self, key: str, count: int) -> Iterable[list[str]]:
+        """The lines of `key` that have at least `count` fields."""
+        return (row for row in (value.split() for value in self.all(key)) if len(row) >= count)
 
 
-def _userspace(values: dict[str, list[str]]) -> Userspace:
+def _userspace(rows: _Rows) -> Userspace:
     def named(key: str) -> tuple[tuple[str, str], ...]:
-        pairs = {gpu.library_version(path) for path in values.get(key, ())}
+        pairs = {gpu.library_version(path) for path in rows.all(key)}
         return tuple(sorted(pair for pair in pairs if pair[0]))
 
-    return Userspace(named("library"), named("linked"), "nvidia-smi" in values.get("tool", ()))
+    return Userspace(named("library"), named("linked"), "nvidia-smi" in rows.all("tool"))
+
+
+def _system(rows: _Rows) -> System:
+    packages = tuple(
+        Package(name, version, want == "hold")
+        for name, version, want, status, *_ in rows.fields("package", 4)
+        if status == "installed"
+    )
+    words = rows.all("unattended")
+    free = tuple(
+        (place, int(count) * 1024, system)
+        for place, count, system, *_ in rows.fields("free", 3)
+        if count.isdigit()
+    )
+    return System(packages, "on" in words and "kept" not in words, free)
 
 
 def parse_host(output: ProbeOutput) -> HostDriver:
-    """The answer of HOST_SCRIPT."""
-    values = _values(output)
-
-    def first(key: str) -> str:
-        return values.get(key, [""])[0]
-
-    secure = first("secureboot")
+    """The answer of driver_scripts.HOST."""
+    rows = _Rows(output.text)
+    secure = rows.first("secureboot")
     return HostDriver(
-        loaded=gpu.module_version(first("nvrm")) or first("loaded"),
-        flavour=gpu.module_flavour(first("nvrm")),
-        on_disk=first("disk"),
-        kernel=first("kernel"),
-        rivals=tuple(values.get("rival", ())),
+        loaded=gpu.module_version(rows.first("nvrm")) or rows.first("loaded"),
+        flavour=gpu.module_flavour(rows.first("nvrm")),
+        on_disk=rows.first("disk"),
+        kernel=rows.first("kernel"),
+        rivals=tuple(rows.all("rival")),
         secure_boot=None if secure == "" else secure == "1",
-        userspace=_userspace(values),
+        userspace=_userspace(rows),
+        references=tuple(
+            (name, int(count), int(modules))
+            for name, count, modules, *_ in rows.fields("refs", 3)
+            if count.isdigit() and modules.isdigit()
+        ),
+        gpus=tuple(HostGpu(row[0], row[1], "".join(row[2:])) for row in rows.fields("gpu", 2)),
+        log=tuple(rows.all("log")),
+        system=_system(rows),
         timed_out=output.timed_out,
     )
 
 
+def parse_kernels(output: ProbeOutput) -> HostKernels:
+    """The answer of driver_scripts.KERNELS. With no image known the running kernel is the one."""
+    rows = _Rows(output.text)
+    running = rows.first("running")
+    said: dict[tuple[str, str], str] = {}
+    for value in rows.all("module"):
+        name, key, text = (*value.split(" ", 2), "", "")[:3]
+        said.setdefault((name, key), text)
+    listed = [(row[0], row[1] == "yes", row[2] == "yes") for row in rows.fields("kernel", 3)]
+    any_image = any(image for _, image, _ in listed)
+    found = tuple(
+        Kernel(
+            name,
+            image if any_image else name == running,
+            headers,
+            said.get((name, "version"), ""),
+            _license_flavour(said.get((name, "license"), "")),
+        )
+        for name, image, headers in listed
+    )
+    pins = {row[0]: row[1] for row in rows.fields("pin", 2)}
+    mok = rows.first("mok")
+    return HostKernels(
+        running,
+        found,
+        BootChoice(
+            next_pin=pins.get("next-boot-pin", ""),
+            pin=pins.get("proxmox-boot-pin", ""),
+            grub_default=rows.last("grub"),
+            saved_entry=rows.first("saved"),
+            next_entry=rows.first("next"),
+        ),
+        parse_dkms("\n".join(rows.all("dkms"))),
+        "dkms" in rows.all("tool"),
+        None if not mok else "is already enrolled" in mok,
+        tuple(name for name, key in said if key == "signer"),
+        output.timed_out,
+    )
+
+
+def _license_flavour(text: str) -> str:
+    """`modinfo -F license`: open modules are `Dual MIT/GPL`, the others `NVIDIA`."""
+    return "" if not text else "open" if "GPL" in text else "proprietary"
+
+
 def parse_guest(output: ProbeOutput) -> GuestDriver:
-    """The answer of GUEST_SCRIPT."""
-    values = _values(output)
-    nvrm = values.get("nvrm", [""])[0]
-    return GuestDriver(_userspace(values), gpu.module_version(nvrm), output.timed_out)
+    """The answer of driver_scripts.GUEST."""
+    rows = _Rows(output.text)
+    module = gpu.module_version(rows.first("nvrm"))
+    return GuestDriver(
+        _userspace(rows), module, output.timed_out, _system(rows), rows.first("virt")
+    )
 
 
 def parse_smi(output: ProbeOutput) -> HostSmi:
-    """The answer of SMI_SCRIPT; nvidia-smi prints its errors on stdout."""
+    """The answer of driver_scripts.SMI; nvidia-smi prints its errors on stdout."""
     return HostSmi(output.exit, output.text, gpu.parse_smi(output.text), output.timed_out)
 
 
 def host_probes(root: str = "") -> list[Probe]:
     """Of the host; nvidia-smi has its own deadline, for it can hang on a sick GPU."""
+    host, kernel, smi = (
+        rooted(script, root)
+        for script in (driver_scripts.HOST, driver_scripts.KERNELS, driver_scripts.SMI)
+    )
     return [
-        Probe("driver.host", Where.HOST, rooted(HOST_SCRIPT, root), parse_host),
-        Probe("driver.smi", Where.HOST, rooted(SMI_SCRIPT, root), parse_smi, SMI_TIMEOUT_S),
+        Probe("driver.host", Where.HOST, host, parse_host),
+        Probe("driver.smi", Where.HOST, smi, parse_smi, SMI_TIMEOUT_S),
+        Probe("driver.kernels", Where.HOST, kernel, parse_kernels, KERNELS_TIMEOUT_S),
     ]
 
 
 def guest_probe(root: str = "") -> Probe:
     """Of the guest."""
-    return Probe("driver.guest", Where.GUEST, rooted(GUEST_SCRIPT, root), parse_guest)
+    return Probe("driver.guest", Where.GUEST, rooted(driver_scripts.GUEST, root), parse_guest)

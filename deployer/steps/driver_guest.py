@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from deployer import gpu
 from deployer.deployment import Deployment
-from deployer.model import Change, Facts, Plan, RunJob, Shell, Where
+from deployer.model import Change, Facts, Plan, Shell, Where
 from deployer.playbook import DriverPackage
 from deployer.shell import assignments, quote
-from deployer.steps.driver_facts import GuestDriver, Userspace
-
-FOLDER = "/var/lib/deployer/driver"
-INSTALL_TIMEOUT_S = 1800.0
-DOWNLOAD_STALL_S = 300.0
+from deployer.steps import driver_install as install
+from deployer.steps.driver_facts import GuestDriver, System, Userspace
+from deployer.steps.driver_host import send
 
 _COPY = r"""
 sum() { sha256sum "$1" | cut -d ' ' -f 1; }
@@ -33,61 +32,6 @@ if [ "$got" != "$SHA256" ]; then
 fi
 """
 
-_FETCH = r"""
-mkdir -p "${DEST%/*}"
-if [ ! -f "$DEST" ]; then
-  if command -v curl >/dev/null; then
-    # A server that cannot resume, or a part that is already whole, ends the first in an error.
-    curl -fL --retry 5 -C - -o "$DEST.part" "$URL" ||
-      { rm -f "$DEST.part"; curl -fL --retry 5 -o "$DEST.part" "$URL"; }
-  else
-    python3 -c 'import shutil, sys, urllib.request
-with urllib.request.urlopen(sys.argv[1], timeout=60) as answer, open(sys.argv[2], "wb") as out:
-    shutil.copyfileobj(answer, out)' "$URL" "$DEST.part"
-  fi
-  mv -f "$DEST.part" "$DEST"
-fi
-"""
-
-_INSTALL = r"""
-found=$(sha256sum "$DEST" | cut -d ' ' -f 1)
-if [ "$found" != "$SHA256" ]; then
-  echo "$DEST has sha256 ${found:-none}, the playbook wants $SHA256; it was not run" >&2
-  [ "$OWNED" = no ] || rm -f "$DEST"
-  exit 1
-fi
-status=0
-sh "$DEST" $FLAGS || status=$?
-if [ "$status" -ne 0 ]; then
-  [ ! -f /var/log/nvidia-installer.log ] || tail -n 30 /var/log/nvidia-installer.log >&2
-  exit "$status"
-fi
-[ "$OWNED" = no ] || rm -f "$DEST"
-if command -v ldconfig >/dev/null; then ldconfig; fi
-"""
-
-GUEST_FLAGS = "--silent --no-kernel-modules --no-x-check --no-nouveau-check"
-HOST_FLAGS = "--silent --dkms --no-x-check"
-
-
-def install_job(
-    where: Where, package: DriverPackage, path: str, flags: str, name: str, owned: bool
-) -> RunJob:
-    """Runs the package at `path` after its sha256 was checked; an `url` is fetched first.
-
-    `owned`: the file is our copy and is removed when it has served.
-    """
-    values = {
-        "DEST": path,
-        "SHA256": package.sha256,
-        "FLAGS": flags,
-        "OWNED": "yes" if owned else "no",
-        "URL": package.url or "",
-    }
-    fetch = _FETCH if package.url and not package.file else ""
-    script = "set -eu\n" + assignments(values) + fetch + _INSTALL
-    return RunJob(where, name, script, timeout_s=INSTALL_TIMEOUT_S, stall_s=DOWNLOAD_STALL_S)
-
 
 def plan_guest(want: Deployment, guest: GuestDriver) -> Plan:
     """Whether the container has the wanted driver libraries; installs them when it may."""
@@ -101,6 +45,13 @@ def plan_guest(want: Deployment, guest: GuestDriver) -> Plan:
     if guest.userspace.is_version(wanted):
         return Plan.nothing(f"{name} has driver libraries {wanted}")
     reason = f"in {name} {guest.userspace.describe(wanted)}"
+    if guest.kernel_module and not gpu.same_version(guest.kernel_module, wanted):
+        return Plan.blocked(
+            f"{reason}; but module {guest.kernel_module} is loaded on {want.host_name}, and "
+            "libraries of another version cannot talk to it",
+            f"load {wanted} on {want.host_name} first, or set driver.version: "
+            f"{guest.kernel_module} in the playbook",
+        )
     driver = want.playbook.driver
     if driver.install == "never" or driver.package is None:
         return Plan.blocked(
@@ -108,15 +59,17 @@ def plan_guest(want: Deployment, guest: GuestDriver) -> Plan:
             "set driver.install: guest with driver.package in the playbook, or run in the "
             f"container: sh NVIDIA-Linux-x86_64-{wanted}.run --silent --no-kernel-modules",
         )
+    if refusal := _unfit(guest.system, name, reason, driver.package):
+        return refusal
     return Plan.change(reason, *_changes(want, driver.package, reason))
 
 
-def plan_plain(want: Deployment, userspace: Userspace) -> Plan:
+def plan_plain(want: Deployment, userspace: Userspace, system: System) -> Plan:
     """The same for a model that runs on the host itself."""
-    wanted = want.playbook.driver.version
+    wanted, name = want.playbook.driver.version, want.host_name
     if userspace.is_version(wanted):
-        return Plan.nothing(f"{want.host_name} has driver libraries {wanted}")
-    reason = f"on {want.host_name} {userspace.describe(wanted)}"
+        return Plan.nothing(f"{name} has driver libraries {wanted}")
+    reason = f"on {name} {userspace.describe(wanted)}"
     driver = want.playbook.driver
     if driver.install == "never" or driver.package is None:
         return Plan.blocked(
@@ -124,22 +77,48 @@ def plan_plain(want: Deployment, userspace: Userspace) -> Plan:
             f"install the {wanted} libraries there, or set driver.install and driver.package "
             "in the playbook",
         )
-    path = driver.package.file or f"{FOLDER}/NVIDIA-{wanted}.run"
-    job = install_job(
+    if refusal := _unfit(system, name, reason, driver.package):
+        return refusal
+    package = driver.package
+    path = package.file or f"{install.FOLDER}/NVIDIA-{wanted}.run"
+    changes = []
+    if package.local is not None:
+        changes.append(send(want, package.local, path, package.sha256, Where.HOST))
+    job = install.run_job(
         Where.HOST,
-        driver.package,
+        package,
         path,
-        GUEST_FLAGS,
+        wanted,
+        install.GUEST_FLAGS,
         "driver-userspace",
-        driver.package.file is None,
+        owned=package.file is None,
     )
-    title = f"install driver libraries {wanted} on {want.host_name}"
-    return Plan.change(reason, Change(title, reason, job, undo="nvidia-uninstall --silent"))
+    title = f"install driver libraries {wanted} on {name}"
+    changes.append(Change(title, reason, job, undo="nvidia-uninstall --silent"))
+    return Plan.change(reason, *changes)
+
+
+def _unfit(system: System, name: str, reason: str, package: DriverPackage) -> Plan | None:
+    """Why nothing can be installed there now."""
+    others = system.driver_packages()
+    if others:
+        named = ", ".join(f"{one.name} {one.version}" for one in others[:4])
+        return Plan.blocked(
+            f"{reason}, and packages of a driver are installed ({named}): a .run file beside them "
+            "breaks both",
+            f"in {name}: apt-get purge {' '.join(one.name for one in others)}",
+        )
+    needs = [("/usr", install.LIBRARY_BYTES), ("/var", install.UNPACKED_BYTES)]
+    if package.file is None or name.startswith("container"):
+        needs.append(("/var", install.PACKAGE_BYTES))
+    if lacking := system.lacks(needs):
+        return Plan.blocked(f"{reason}; in {name} {lacking}", f"give {name} more disk")
+    return None
 
 
 def _changes(want: Deployment, package: DriverPackage, reason: str) -> list[Change]:
     wanted = want.playbook.driver.version
-    path = f"{FOLDER}/NVIDIA-{wanted}.run"
+    path = f"{install.FOLDER}/NVIDIA-{wanted}.run"
     changes = []
     if package.file:
         values = {
@@ -156,11 +135,21 @@ def _changes(want: Deployment, package: DriverPackage, reason: str) -> list[Chan
                 undo=f"pct exec {want.vmid} -- rm -f {quote(path)}",
             )
         )
+    elif package.local is not None:
+        changes.append(send(want, package.local, path, package.sha256, Where.GUEST))
     changes.append(
         Change(
             f"install driver libraries {wanted} in container {want.vmid}",
             reason,
-            install_job(Where.GUEST, package, path, GUEST_FLAGS, "driver-userspace", True),
+            install.run_job(
+                Where.GUEST,
+                package,
+                path,
+                wanted,
+                install.GUEST_FLAGS,
+                "driver-userspace",
+                owned=True,
+            ),
             undo="nvidia-uninstall --silent",
         )
     )

@@ -25,7 +25,7 @@ from deployer.sglang.argv import command, server_argv
 from deployer.shell import quote
 from deployer.state import DeploymentState
 from deployer.steps.base import Step
-from deployer.steps.driver_guest import HOST_FLAGS, install_job
+from deployer.steps.driver_install import GUEST_FLAGS, apt_job, dkms_job, run_job
 from deployer.steps.order import all_steps
 from deployer.steps.server_wanted import server_script
 from deployer.steps.shards_download import job_script
@@ -180,13 +180,20 @@ def jobs_of(want: Deployment) -> list[str]:
     """Scripts that are built when their step acts."""
     package = want.playbook.driver.package
     assert package is not None
-    fetched = package.model_copy(update={"file": None})
+    path = package.file or ""
+    fetched = package.model_copy(
+        update={"file": None, "url": f"https://x/{path}", "ca_bundle": path, "proxy": path}
+    )
     build = build_job(want, ["8.6"], 2, "", "")
     return [
         build.script,
         build.files["settings.sh"].decode(),
-        install_job(Where.GUEST, package, package.file or "", HOST_FLAGS, "d", True).script,
-        install_job(Where.HOST, fetched, package.file or "", HOST_FLAGS, "d", True).script,
+        run_job(Where.GUEST, package, path, "1.2", GUEST_FLAGS, "d", owned=True).script,
+        run_job(
+            Where.HOST, fetched, path, "1.2", GUEST_FLAGS, "d", owned=False, module=True
+        ).script,
+        apt_job(want.playbook.driver.packages, want.playbook.driver.version).script,
+        dkms_job(want.playbook.driver.version, path).script,
         job_script(want),
         server_script(want, command(want, server_argv(want))),
     ]

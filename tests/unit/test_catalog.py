@@ -282,7 +282,7 @@ def test_no_playbook_folder(tree: Path) -> None:
         (
             "version: 580.126.09",
             "version: 580.126.09, package: {sha256: " + "'" + "0" * 64 + "'}",
-            "expected either `url` or `file`, found neither",
+            "expected one of `url`, `file` and `local`, found none",
         ),
         ("variants:", "serve: {args: {port: 1}}\nvariants:", "expected it as serve.port"),
         (

@@ -1,0 +1,85 @@
+"""Every known text and exit code of the driver has its cause and an action."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deployer import nvidia_texts
+
+ROWS = [
+    tuple(line.split("\t"))
+    for line in (Path(__file__).parents[1] / "fixtures/driver/texts.tsv").read_text().splitlines()
+    if not line.startswith("#")
+]
+
+
+@pytest.mark.parametrize(("source", "code", "name", "standing", "text"), ROWS)
+def test_text_and_code(source: str, code: str, name: str, standing: str, text: str) -> None:
+    if code == "-":
+        cause = nvidia_texts.diagnose(f"[   12.345678] {text}")
+    else:
+        cause = nvidia_texts.smi_verdict(int(code), text)
+    if name == "-":
+        assert cause is None
+        return
+    assert cause is not None, source
+    assert (cause.name, cause.standing) == (name, standing == "yes")
+    assert cause.cause and cause.action
+    assert "{" not in cause.on("kpro5")
+
+
+def test_every_code_and_sign_has_a_row() -> None:
+    codes = {int(row[1]) for row in ROWS if row[1] not in ("-", "0", "255")}
+    assert codes == set(nvidia_texts.EXITS)
+    named = {row[2] for row in ROWS}
+    lacking = {sign.cause.name for sign in nvidia_texts.SIGNS} - named
+    assert lacking == {"needs-proprietary"}
+    old = "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:1b06) is not supported by open nvidia.ko"
+    found = nvidia_texts.diagnose(old)
+    assert found is not None and found.name == "needs-proprietary"
+
+
+def test_an_answer_without_end_or_sense() -> None:
+    assert nvidia_texts.smi_verdict(0, "", timed_out=True) is nvidia_texts.TIMED_OUT
+    strange = nvidia_texts.smi_verdict(99, "\n  strange\n")
+    assert strange is not None and "ended with 99: strange" in strange.cause
+    assert nvidia_texts.diagnose("NVRM: loading NVIDIA UNIX Open Kernel Module") is None
+
+
+def test_only_what_holds_until_a_reboot_is_kept() -> None:
+    lines = [
+        "NVRM: GPU 0000:01:00.0 is already bound to vfio-pci.",
+        "NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x22:0x56:1017)",
+        "NVRM: GPU 0000:02:00.0: RmInitAdapter failed! (0x24:0x72:1568)",
+    ]
+    ((cause, line),) = nvidia_texts.standing(lines)
+    assert cause.name == "init-failed"
+    assert line == lines[-1]
+
+
+OLD = """\
+[  100.1] NVRM: API mismatch: the client has the version 570.148.08, but
+[  100.1] NVRM: this kernel module has the version 570.148.06.  Please
+[  100.1] NVRM: make sure that this kernel module and all NVIDIA driver
+[  100.1] NVRM: components have the same version.
+"""
+NEW = """\
+[  200.5] NVRM: API mismatch: the client 'kwin_wayland' (pid 1005)
+[  200.5] NVRM: has the version 595.84, but this kernel module has
+[  200.5] NVRM: the version 595.45.04.  Please make sure that this
+[  200.5] NVRM: kernel module and all NVIDIA driver components
+"""
+SHORT = """\
+NVRM: API mismatch: the client 'nvidia-smi' (pid 77) has the version 580.95.05, but this kernel \
+module has the version 580.126.09
+"""
+
+
+def test_both_wordings_of_an_api_mismatch() -> None:
+    first, second, third = nvidia_texts.api_mismatches(OLD + "other: line\n" + NEW + SHORT)
+    assert first == nvidia_texts.ApiMismatch("570.148.08", "570.148.06")
+    assert second == nvidia_texts.ApiMismatch("595.84", "595.45.04", "kwin_wayland", 1005)
+    assert third == nvidia_texts.ApiMismatch("580.95.05", "580.126.09", "nvidia-smi", 77)
+    assert nvidia_texts.api_mismatches("NVRM: API mismatch: the client") == ()
