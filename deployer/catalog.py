@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from deployer.validation import validate
 
 MAX_LOCK_BYTES = 4 * 1024 * 1024
 """A full lock with the hashes of all wheels has some 500 kB."""
+MAX_KEY_BYTES = 64 * 1024
+_PUBLIC_KEY = re.compile(r"^(ssh|ecdsa|sk-ssh|sk-ecdsa)-[A-Za-z0-9@.-]+ [A-Za-z0-9+/=]{16,}( .*)?$")
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ class Catalog:
             playbook_name=entry.playbook,
             lock_text=loaded.lock_text,
             variant=variant or entry.variant,
+            guest_keys=self._guest_keys(host_name, entry),
         )
         crosscheck.check_variant(deployment, document)
         known = [rung.name for rung in loaded.playbook.variants]
@@ -185,6 +189,29 @@ class Catalog:
                 fix=f"variants: {listed(known)}",
             )
         return deployment
+
+    def _guest_keys(self, host_name: str, entry: DeploymentEntry) -> str | None:
+        """The public keys for a container that may be created; None when their file is missing."""
+        container = self.hosts[host_name].containers.get(entry.container or 0)
+        if container is None or container.create is None:
+            return ""
+        named = container.create.ssh_public_key_file
+        if named is None:
+            return ""
+        document = self.documents[host_name]
+        path = document.path.parent / _expanded(named)
+        if not path.exists():
+            return None
+        text = read_text(path, MAX_KEY_BYTES)
+        lines = [line for line in text.splitlines() if line.strip() and line[0] != "#"]
+        if not lines or not all(_PUBLIC_KEY.match(line) for line in lines):
+            at = ("hosts", host_name, "containers", entry.container or 0, "create")
+            raise document.error(
+                (*at, "ssh_public_key_file"),
+                f"{shown(path)} does not hold public SSH keys, one a line",
+                fix="name the .pub file, never the private key",
+            )
+        return "".join(f"{line}\n" for line in lines)
 
     def _ports(self, host_name: str) -> Iterable[tuple[str, int | None, int]]:
         """Ports of the host's deployments, where they are known without reading more playbooks."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from deployer.deployment import Deployment
 from deployer.document import Document
 from deployer.errors import DocumentError
-from deployer.inventory import Host
+from deployer.inventory import Container, Host
 from deployer.names import did_you_mean, listed
 from deployer.playbook import FIELD_OF_FLAG, SECRET_FLAGS, Download, Playbook
 from deployer.yamltree import At
@@ -48,6 +48,7 @@ def check_host(document: Document, name: str, host: Host) -> None:
         _check_gpus(
             document, (*at, "containers", vmid, "gpus"), container.gpus, addresses, f"host {name}"
         )
+        _check_create(document, (*at, "containers", vmid), container)
     for label, entry in host.deployments.items():
         place = (*at, "deployments", label)
         wanted = addresses
@@ -70,6 +71,26 @@ def check_host(document: Document, name: str, host: Host) -> None:
         name,
         ((label, d.container, d.port) for label, d in host.deployments.items() if d.port),
     )
+
+
+def _check_create(document: Document, at: At, container: Container) -> None:
+    create = container.create
+    if create is None:
+        return
+    if container.ssh is not None and create.ssh_public_key_file is None:
+        raise document.error(
+            (*at, "create"),
+            f"{document.name(at)} is reached by ssh, but its `create` names no key for it",
+            fix="add `ssh_public_key_file:`, or leave out `ssh` to go through `pct exec`",
+            key=True,
+        )
+    net = create.net
+    if net.gateway is not None and net.ip == "dhcp":
+        raise document.error(
+            (*at, "create", "net", "gateway"),
+            f"{document.name((*at, 'create', 'net'))} has a gateway, but its address is dhcp",
+            fix="remove `gateway:`, or write `ip:` with a prefix",
+        )
 
 
 def check_ports(document: Document, host: str, used: Iterable[tuple[str, int | None, int]]) -> None:

@@ -23,6 +23,8 @@ class Deployment:
     """The content of the engine lock."""
     variant: str | None = None
     """The variant asked for (`--variant`, inventory), None: the first of the ladder."""
+    guest_keys: str | None = None
+    """The public keys for a container that is created; None: their file is not there."""
 
     @property
     def id(self) -> str:

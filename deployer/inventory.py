@@ -43,6 +43,37 @@ class Ssh(Strict):
     """None: `port`, or 22 with a peer_address."""
 
 
+class GuestNet(Strict):
+    """The network card of a container that is created (pct's net0)."""
+
+    bridge: Annotated[str, Field(pattern=names.BRIDGE)] = "vmbr0"
+    ip: Annotated[str, Field(pattern=names.IP_OR_DHCP)] = "dhcp"
+    gateway: Annotated[str, Field(pattern=names.IP)] | None = None
+    vlan: Annotated[int, Field(ge=1, le=4094)] | None = None
+
+
+class Create(Strict):
+    """What `pct create` gets when the container does not exist yet."""
+
+    template: Annotated[str, Field(pattern=names.TEMPLATE, max_length=255)]
+    storage: Annotated[str, Field(pattern=names.STORAGE, max_length=100)]
+    disk_gib: Annotated[int, Field(ge=1, le=1_000_000)]
+    cores: Annotated[int, Field(ge=1, le=8192)] | None = None
+    """None: all of the host."""
+    memory_mib: Annotated[int, Field(ge=16)]
+    swap_mib: Annotated[int, Field(ge=0)] = 0
+    hostname: Annotated[str, Field(pattern=names.CONTAINER_HOST_NAME, max_length=253)]
+    net: GuestNet = Field(default_factory=GuestNet)
+    ssh_public_key_file: Line | None = None
+    """A file of this machine with the public keys that root of the container accepts."""
+    unprivileged: bool = True
+    """Cannot be changed afterwards."""
+    features: list[Annotated[str, Field(pattern=names.CONTAINER_FEATURE)]] = Field(
+        default_factory=lambda: ["nesting=1"]
+    )
+    onboot: bool = True
+
+
 class Container(Strict):
     """An LXC guest of a host; the key is its vmid."""
 
@@ -52,6 +83,10 @@ class Container(Strict):
     """None: all GPUs of the host."""
     restart: Literal["allowed", "never"] = "allowed"
     """May the tool restart the container when a device change needs it?"""
+    snapshot: Literal["before-change", "never"] = "before-change"
+    """A running container stands still for a moment while its snapshot is taken."""
+    create: Create | None = None
+    """None: the container must exist."""
 
 
 class RouterCutover(Strict):

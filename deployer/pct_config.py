@@ -1,30 +1,40 @@
-"""Proxmox container configuration (/etc/pve/lxc/ID.conf) as `pct` itself reads it, and edits of it.
+"""Proxmox container configuration (/etc/pve/lxc/ID.conf) as `pct` itself reads it.
 
 The grammar is line by line: `key: value`, raw `lxc.key: value` or `lxc.key = value`, `#` lines are
 the description wherever they stand, `[pve:pending]` and `[snapshot]` sections run to the next
 header or to the end of the file. A line of no form is ignored by pct and dropped when it next
 writes. Byte order marks, indentation and a blank before the colon make a line one of those.
+
+pct reads bytes: text here is `decode(bytes)`, which keeps bytes that are no UTF-8, so that
+`encode` gives back exactly the file. Learned from recorded runs of pve-container 6.1.10.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import unquote
+from urllib.parse import unquote_to_bytes
 
 MAX_DEVICES = 256
 LOCK_FOLDER = "/run/lock/lxc"
+MAX_BYTES = 1024 * 1024
+"""The largest file that pmxcfs takes."""
 
 _PENDING = re.compile(r"^\[pve:pending\]\s*$", re.ASCII | re.IGNORECASE)
 _SNAPSHOT = re.compile(r"^\[([a-z][a-z0-9_-]+)\]\s*$", re.ASCII | re.IGNORECASE)
 _BLANK = re.compile(r"^\s*$", re.ASCII)
-_RAW = re.compile(r"^(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*(.*?)\s*$", re.ASCII)
+_RAW = re.compile(r"^(lxc\.[a-z0-9_.-]+)(?::|\s*=)\s*(.*?)\s*$", re.ASCII | re.DOTALL)
 _DESCRIPTION = re.compile(r"^description:\s*(.*\S)\s*$", re.ASCII)
 _SNAPSTATE = re.compile(r"snapstate:\s*(prepare|delete)\s*$", re.ASCII)
 _DELETE = re.compile(r"^delete:\s*(.*\S)\s*$", re.ASCII)
 _KEY = re.compile(r"^([a-z][a-z_]*\d*):\s*(.+?)\s*$", re.ASCII)
-_DEVICE_KEY = re.compile(r"^dev(0|[1-9]\d{0,2})$")
+_DEVICE_KEY = re.compile(r"^dev(0|[1-9]\d{0,2})$", re.ASCII)
+
+BOOLEANS = frozenset(["console", "debug", "onboot", "protection", "template", "unprivileged"])
+INTEGERS = frozenset(["cores", "cpuunits", "memory", "snaptime", "swap", "tty"])
+_TRUE = re.compile(r"^(1|on|yes|true)$", re.IGNORECASE)
+_FALSE = re.compile(r"^(0|off|no|false)$", re.IGNORECASE)
 
 _RAW_WORDS = """
 apparmor.profile apparmor.allow_incomplete apparmor.allow_nesting apparmor.raw selinux.context
@@ -50,6 +60,24 @@ _RAW_FAMILIES = (
 )
 
 
+def decode(raw: bytes) -> str:
+    """The file as text; bytes that are no UTF-8 are kept for `encode`."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
+def encode(text: str) -> bytes:
+    """Exactly the bytes that `decode` was given."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class DeviceEntry:
+    """A devN value; `path` is '' when the entry names none (pct accepts that in the file)."""
+
+    path: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Section:
     """One part of the file. `keys` by name (the last of equal keys counts), `raw` in file order."""
@@ -67,13 +95,9 @@ class Section:
                 found[int(match.group(1))] = parse_device(value)
         return found
 
-
-@dataclass(frozen=True)
-class DeviceEntry:
-    """A devN value; `path` is '' when the entry names none (pct accepts that in the file)."""
-
-    path: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    def flag(self, key: str) -> bool:
+        """A boolean key, as Perl takes it: what is no `0`, empty or absent is true."""
+        return self.keys.get(key, "0") not in ("", "0")
 
 
 @dataclass(frozen=True)
@@ -99,10 +123,10 @@ class PctConfig:
     @property
     def unprivileged(self) -> bool:
         """Without the key a container is privileged."""
-        return self.current.keys.get("unprivileged", "0") in ("1", "yes", "on", "true")
+        return self.current.flag("unprivileged")
 
     def after_restart(self) -> Section:
-        """The current part with everything that is pending."""
+        """The current part with everything that is pending: deletions first, then new values."""
         kept = {key: value for key, value in self.current.keys.items() if key not in self.delete}
         description = self.pending.description or self.current.description
         return Section({**kept, **self.pending.keys}, self.current.raw, description)
@@ -126,35 +150,41 @@ def parse_conf(text: str) -> PctConfig:
     snapshots: dict[str, _Open] = {}
     delete: tuple[str, ...] = ()
     ignored: list[str] = []
-    part = current
+    part, name = current, ""
     for line in text.split("\n"):
         if _BLANK.match(line):
             continue
         if _PENDING.match(line):
-            part = pending = _Open()
-            delete = ()
+            part, name = _Open(), ""
+            pending, delete = part, ()
         elif header := _SNAPSHOT.match(line):
-            part = snapshots[header.group(1)] = _Open()
+            part, name = _Open(), header.group(1)
+            snapshots[name] = part
         elif line.startswith("#"):
-            part.description += unquote(line[1:]) + "\n"
+            part.description += _decoded(line[1:]) + "\n"
         elif raw := _RAW.match(line):
-            if _is_raw_key(raw.group(1)):
+            if is_raw_key(raw.group(1)):
                 part.raw.append((raw.group(1), raw.group(2)))
             else:
                 ignored.append(line)
         elif described := _DESCRIPTION.match(line):
-            part.description += unquote(described.group(1))
+            part.description += _decoded(described.group(1))
         elif snapstate := _SNAPSTATE.search(line):
             part.keys["snapstate"] = snapstate.group(1)
         elif deleted := _DELETE.match(line):
             if part is pending:
-                delete = tuple(re.split(r"[,;\s]+", deleted.group(1)))
+                # A `!` before a key means `by force`; containers ignore it.
+                words = re.split(r"[,;\s]+", deleted.group(1).strip(",; \t"))
+                delete = tuple(word.removeprefix("!") for word in words if word)
+            elif name == "pending":  # a snapshot of that name is taken for the other
+                part.keys["delete"] = deleted.group(1)
             else:
                 ignored.append(line)
         elif pair := _KEY.match(line):
-            part.keys[pair.group(1)] = pair.group(2)
+            part.keys[pair.group(1)] = typed(pair.group(1), pair.group(2))
         else:
             ignored.append(line)
+    current.keys.pop("snapstate", None)  # pct never believes it of the current part
     return PctConfig(
         current.closed(),
         pending.closed(),
@@ -164,8 +194,31 @@ def parse_conf(text: str) -> PctConfig:
     )
 
 
-def _is_raw_key(key: str) -> bool:
+def _decoded(text: str) -> str:
+    # The percent codes and the bytes beside them are one UTF-8 text.
+    return unquote_to_bytes(encode(text)).decode("utf-8", "replace")
+
+
+def typed(key: str, value: str) -> str:
+    """`value` in pct's own form: booleans 0 or 1, integers without leading zeros.
+
+    A value that does not fit its type stays as it is, which is what pct does with it.
+    """
+    if key in BOOLEANS:
+        return "1" if _TRUE.match(value) else "0" if _FALSE.match(value) else value
+    if key in INTEGERS and re.fullmatch(r"[0-9]+", value):
+        return str(int(value)) if len(value) < 20 else value
+    return value
+
+
+def is_raw_key(key: str) -> bool:
+    """Whether pct takes this raw key; lines of others are dropped."""
     return key in _RAW_KEYS or key.startswith(_RAW_FAMILIES)
+
+
+def is_header(line: str) -> bool:
+    """Whether `line` (with or without its end) begins a section."""
+    return bool(_PENDING.match(line) or _SNAPSHOT.match(line))
 
 
 def parse_device(value: str) -> DeviceEntry:
@@ -202,45 +255,3 @@ def free_indexes(config: PctConfig, count: int) -> tuple[int, ...]:
     if len(free) < count:
         raise ValueError(f"only {len(free)} of the {MAX_DEVICES} devN indexes are free")
     return tuple(free[:count])
-
-
-@dataclass(frozen=True)
-class RawDevice:
-    """A device for versions of pct without devN."""
-
-    path: str
-    major: int
-    minor: int
-
-    def lines(self) -> tuple[str, str]:
-        """The allow line (privileged containers need it) and the mount.
-
-        Without `create=file` the container has no mount point and does not start. A node that is
-        missing on the host then leaves a regular file, so nodes are judged by type, not by name.
-        """
-        return (
-            f"lxc.cgroup2.devices.allow: c {self.major}:{self.minor} rwm",
-            f"lxc.mount.entry: {self.path} {self.path[1:]} none bind,optional,create=file",
-        )
-
-
-def with_devices(conf_text: str, devices: Iterable[RawDevice]) -> str:
-    """`conf_text` with raw lines for `devices` at the end of the current part.
-
-    Appending to the file would write into its last snapshot. Lines that the current part already
-    has are not added again. A stale allow line of the same node's old major is left: it allows
-    nothing that exists.
-    """
-    have = set(parse_conf(conf_text).current.raw)
-    wanted = [line for device in devices for line in device.lines()]
-    new = [line for line in wanted if tuple(line.split(": ", 1)) not in have]
-    lines = re.split(r"(?<=\n)", conf_text)
-    cut = next((at for at, line in enumerate(lines) if line.startswith("[")), len(lines))
-    head = "".join(lines[:cut])
-    body = head.rstrip("\n")
-    gap = head[len(body) :] if cut < len(lines) else "\n"
-    added = "".join(f"{line}\n" for line in dict.fromkeys(new))
-    if not added:
-        return conf_text
-    start = body + "\n" if body else ""
-    return start + added + (gap[1:] if gap.startswith("\n") else gap) + "".join(lines[cut:])

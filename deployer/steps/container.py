@@ -7,29 +7,36 @@ host node leaves a regular file that opens.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from typing import ClassVar
 
 from deployer import proxmox
 from deployer.deployment import Deployment
-from deployer.errors import Unreachable
+from deployer.errors import DeployError, HostKeyUnknown, Unreachable
+from deployer.inventory import Create
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Where
-from deployer.pct_config import mounted_devices
 from deployer.state import DeploymentState
-from deployer.steps import container_changes as changes
+from deployer.steps import container_create as creation
+from deployer.steps import container_power as power
+from deployer.steps import container_undo as undoing
 from deployer.steps.base import Step, StepContext
-from deployer.steps.container_facts import ContainerFacts, CudaCheck, GuestNodes, probes
-from deployer.steps.driver_facts import GuestDriver
-from deployer.steps.driver_guest import plan_guest
+from deployer.steps.container_devices import Lacks, aside, edits, lacks, unstartable
+from deployer.steps.container_facts import ContainerFacts, GuestNodes, probes
+from deployer.steps.container_hostkey import record_host_key
+from deployer.steps.container_inside import plan_inside, wrong_nodes, wrong_reason
+from deployer.steps.container_refuse import refuse
+from deployer.steps.container_snapshot import is_snapshot, snapshot
+from deployer.steps.container_snapshot import take as take_snapshot
 from deployer.steps.gpus_facts import GpuFacts
 
-ROUNDS = 3
-"""Add nodes; restart when hot-plug did not show them; install libraries in the running guest."""
+ROUNDS = 6
+"""Create; snapshot; add nodes; restart when hot-plug did not show them; install libraries."""
 ANSWER_DEADLINE_S = 90.0
 
 
 class ContainerStep(Step):
-    """Adds devN entries, starts or restarts the guest when it may, looks inside."""
+    """Creates, adds devN entries, starts or restarts the guest when it may, looks inside."""
 
     name: ClassVar[str] = "container"
     refuses_first: ClassVar[bool] = True
@@ -44,7 +51,8 @@ class ContainerStep(Step):
 
     def probes(self, want: Deployment) -> list[Probe]:
         """pct's view, the guest's nodes, and whether CUDA starts there."""
-        return [] if want.vmid is None else probes(want.vmid)
+        create = want.container.create if want.container is not None else None
+        return [] if want.vmid is None else probes(want.vmid, create=create)
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Configuration first, then what the guest sees."""
@@ -56,45 +64,67 @@ class ContainerStep(Step):
                 f"pct on {want.host_name} gave no answer in time",
                 f"look at `pvecm status` and `systemctl status pve-cluster` on {want.host_name}",
             )
-        if refusal := _refuse(want, want.vmid, seen):
-            return refusal
         host = facts.get(GpuFacts)
+        create = want.container.create if want.container is not None else None
+        # A status without a readable file: pct knows the container.
+        absent = not seen.exists and not seen.status
+        if create is not None and (absent or creation.cut_off(seen)):
+            refusal = creation.refuse(want, want.vmid, create, seen)
+            return refusal or _plan_new(want, want.vmid, create, seen, host)
+        if refusal := refuse(want, want.vmid, seen):
+            return refusal
         if host is None or not host.ready:
             return Plan.unknown("gpus", "its devices are known when the GPUs are on nvidia")
-        after = seen.config().after_restart()
-        have = {entry.path for entry in after.devices().values()} | set(mounted_devices(after))
-        missing = [path for path in host.needed() if path not in have]
-        try:
-            added = changes.set_devices(want.vmid, seen, host, missing) if missing else []
-        except ValueError as error:
-            return Plan.blocked(
-                f"container {want.vmid}: {error}", "delete devN entries that it no longer needs"
-            )
-        if seen.status != "running":
-            reason = f"container {want.vmid} is {seen.status or 'not running'}"
-            return Plan.change(reason, *added, changes.start(want.vmid, reason))
-        return _plan_running(want, want.vmid, facts, added, missing)
+        decided = _plan_there(want, want.vmid, facts, host, seen)
+        if decided.state is PlanState.CHANGES and not seen.quorate:
+            return creation.no_quorum(want.host_name)
+        return decided
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Runs the changes, looks again, and goes on while looking shows more to do.
 
+        After a creation or a snapshot the file is another one, and what follows is planned again.
         A node that hot-plug did not bring needs a restart, and libraries can only be installed in
         a guest that runs; neither is knowable before.
         """
+        guarded = False
         for _ in range(ROUNDS):
-            super().apply(context, facts, plan)
-            self._await_guest(context)
-            plan = self.plan(context.want, context.reprobe(), context.state)
+            first = plan.changes[0]
+            if guarded and is_snapshot(first):
+                plan = replace(plan, changes=plan.changes[1:])
+                first = plan.changes[0]
+            if is_snapshot(first):
+                guarded = True
+                take_snapshot(context, first)
+            elif _is_creation(first):
+                super().apply(context, facts, replace(plan, changes=(first,)))
+            else:
+                super().apply(context, facts, plan)
+                self._await_guest(context)
+            facts = context.reprobe()
+            plan = self.plan(context.want, facts, context.state)
             if plan.state is not PlanState.CHANGES:
                 return
+
+    def undo(self, context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> None:
+        """Takes out what this step put into the configuration, and gives the run state back."""
+        if context.want.vmid is not None:
+            undoing.undo(context, facts, plan, error)
 
     def _await_guest(self, context: StepContext) -> None:
         """Waits until the guest's own door answers; after a start its sshd comes last."""
         deadline = self._clock() + ANSWER_DEADLINE_S
+        recorded = False
         while True:
             try:
                 context.on(Where.GUEST).run("exit 0", timeout_s=15.0)
                 return
+            except HostKeyUnknown:
+                # Only once, and only of a container that we made: its host shows its key.
+                if recorded or not record_host_key(context):
+                    raise
+                recorded = True
+                continue
             except Unreachable:
                 if self._clock() >= deadline:
                     raise
@@ -107,105 +137,99 @@ class ContainerStep(Step):
             self._pause(1.0)
 
 
-def _refuse(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan | None:
-    """Reasons to touch nothing."""
-    if not seen.exists:
-        if seen.status:
+def _is_creation(change: Change) -> bool:
+    return change.title.startswith("create container ")
+
+
+def _plan_new(
+    want: Deployment, vmid: int, create: Create, seen: ContainerFacts, host: GpuFacts | None
+) -> Plan:
+    """Creation, and what is known to follow it."""
+    reason = f"container {vmid} does not exist on {want.host_name}"
+    if seen.exists:
+        reason = f"the creation of container {vmid} on {want.host_name} was cut off"
+    made = [creation.change(want, vmid, create, reason)]
+    if host is not None and host.ready:
+        fresh = replace(seen, conf=None, devices=())
+        made += edits(vmid, fresh, lacks(fresh, host))
+    made.append(power.start(vmid, "it is new"))
+    return Plan.change(reason, *made)
+
+
+def _plan_there(
+    want: Deployment, vmid: int, facts: Facts, host: GpuFacts, seen: ContainerFacts
+) -> Plan:
+    try:
+        lack = lacks(seen, host)
+        added = edits(vmid, seen, lack)
+    except ValueError as error:
+        return Plan.blocked(
+            f"container {vmid}: {error}", "delete devN entries that it no longer needs"
+        )
+    if added and want.container is not None and want.container.snapshot != "never":
+        taken = snapshot(vmid, seen)
+        added = [taken, *added] if taken is not None else added
+    if seen.status != "running":
+        if bad := unstartable(seen):
+            return _does_not_start(want, vmid, bad)
+        reason = f"container {vmid} is {seen.status or 'not running'}"
+        if seen.ha in ("disabled", "error"):
             return Plan.blocked(
-                f"/etc/pve/lxc/{vmid}.conf on {want.host_name} cannot be read",
-                f"run as root there, and look at `systemctl status pve-cluster`: "
-                f"pct says {seen.status_text}",
+                f"{reason}, and the HA manager has it as {seen.ha}",
+                f"on {want.host_name}: ha-manager set ct:{vmid} --state started",
             )
-        return Plan.blocked(
-            f"container {vmid} does not exist on {want.host_name}",
-            f"create it (`pct create {vmid} ...`), or correct the vmid in the inventory",
-        )
-    if lock := seen.config().lock:
-        return Plan.blocked(
-            f"container {vmid} is locked ({lock})",
-            f"wait for that task to end; if none runs any more: `pct unlock {vmid}`",
-        )
-    if not seen.status:
-        return Plan.blocked(
-            f"pct cannot tell the status of container {vmid}: {seen.status_text}",
-            f"run `pct status {vmid}` on {want.host_name}",
-        )
-    return None
+        reason += aside(vmid, seen, host)
+        return Plan.change(reason, *added, power.start(vmid, reason, seen.ha))
+    return _plan_running(want, vmid, facts, added, lack)
+
+
+def _does_not_start(want: Deployment, vmid: int, bad: list[str]) -> Plan:
+    keys = ",".join(one.split(" ")[0] for one in bad)
+    return Plan.blocked(
+        f"container {vmid} cannot start: {', '.join(bad)} "
+        f"{'is' if len(bad) == 1 else 'are'} not on {want.host_name}",
+        f"bring the device back, or take the entry out: pct set {vmid} --delete {keys}",
+    )
 
 
 def _plan_running(
-    want: Deployment,
-    vmid: int,
-    facts: Facts,
-    added: list[Change],
-    missing: Sequence[str],
+    want: Deployment, vmid: int, facts: Facts, added: list[Change], lack: Lacks
 ) -> Plan:
     host, seen = facts.need(GpuFacts), facts.need(ContainerFacts)
     guest = facts.get(GuestNodes)
     if guest is None:
         silent = facts.silent.get(Where.GUEST, "it was not asked")
         return Plan.unknown("container", f"container {vmid} runs but cannot be asked: {silent}")
-    wrong = [path for path in host.needed() if not guest.node(path).same_device(host.node(path))]
-    if not wrong and not missing:
-        return _plan_inside(want, vmid, facts)
-    # Only a new devN on a recent Proxmox shows up without a restart.
+    wrong, missing = wrong_nodes(host, guest), list(lack.missing)
+    if not wrong and not lack:
+        inside = plan_inside(want, vmid, facts)
+        return inside if isinstance(inside, Plan) else _restart(want, vmid, seen, inside.reason, [])
+    # Only a new devN on a recent Proxmox shows up without a restart; raw lines act at a start.
     occupied = [path for path in missing if guest.node(path).kind not in ("missing", "char")]
     hotplug = (
         seen.version >= proxmox.HOTPLUG_SINCE
         and set(wrong) <= set(missing)
         and not occupied
-        and bool(added)
+        and bool(lack.entries)
     )
-    reason = _wrong_reason(vmid, host, guest, wrong or missing)
-    if hotplug or not wrong:
+    reason = (
+        wrong_reason(vmid, host, guest, wrong or missing)
+        if wrong or missing
+        else f"the rules of container {vmid} shut out what it mounts"
+    )
+    if not lack.edit and (hotplug or not wrong):
         return Plan.change(reason, *added)
+    return _restart(want, vmid, seen, reason, added)
+
+
+def _restart(
+    want: Deployment, vmid: int, seen: ContainerFacts, reason: str, added: list[Change]
+) -> Plan:
     if want.container is None or want.container.restart == "never":
         return Plan.blocked(
             f"{reason}; that needs a restart of container {vmid}, and its restart is never",
             f"restart it at a good time (`pct reboot {vmid}`), or set restart: allowed",
         )
-    return Plan.change(reason, *added, changes.restart(vmid, reason))
-
-
-def _wrong_reason(vmid: int, host: GpuFacts, guest: GuestNodes, paths: Sequence[str]) -> str:
-    said = []
-    for path in paths:
-        node = guest.node(path)
-        right = host.node(path)
-        if node.kind == "missing":
-            said.append(f"{path} is missing")
-        elif not node.is_char:
-            said.append(f"{path} is a regular file, not a device")
-        elif not node.same_device(right):
-            said.append(
-                f"{path} is device {node.major}:{node.minor}, on the host it is "
-                f"{right.major}:{right.minor}"
-            )
-        else:
-            said.append(f"{path} is not in its configuration")
-    return f"in container {vmid} " + ", ".join(said)
-
-
-def _plan_inside(want: Deployment, vmid: int, facts: Facts) -> Plan:
-    """The nodes are right: libraries, then CUDA itself."""
-    libraries = facts.get(GuestDriver)
-    if libraries is not None:
-        userspace = plan_guest(want, libraries)
-        if userspace.state is not PlanState.NOTHING:
-            return userspace
-    cuda = facts.get(CudaCheck)
-    if cuda is not None and cuda.timed_out:
-        return Plan.blocked(
-            f"CUDA gave no answer in container {vmid} in time: a GPU or its driver is stuck",
-            f"look for `Xid` in `dmesg` on {want.host_name}; such a GPU needs a host reboot",
-        )
-    if cuda is not None and cuda.cu_init not in (None, 0):
-        return Plan.blocked(
-            f"CUDA does not start in container {vmid}: cuInit answers {cuda.cu_init}",
-            f"restart it (`pct reboot {vmid}`); then compare /dev/nvidia-uvm in it with the host's",
-        )
-    host = facts.need(GpuFacts)
-    reason = f"container {vmid} runs and has {', '.join(host.needed())}"
-    if cuda is not None and cuda.cu_init == 0:
-        reason += "; CUDA starts in it"
-    return Plan.nothing(reason)
+    if bad := unstartable(seen):
+        return _does_not_start(want, vmid, bad)
+    return Plan.change(reason, *added, power.restart(vmid, reason, seen.ha))

@@ -1,48 +1,34 @@
-"""What the container step would run on the host, as data."""
+"""What the container step would run on the host to change a configuration, as data.
+
+Each script says what it would change as a diff in its first lines, does it under pct's own rules
+(lock, digest), and reads back what lies there afterwards.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 
-from deployer import gpu, pct_config, proxmox
+from deployer import pct_config, pct_edit, proxmox
 from deployer.model import Change, Shell, Where
 from deployer.shell import assignments, words
-from deployer.steps.container_facts import ContainerFacts
-from deployer.steps.gpus_facts import GpuFacts
+from deployer.steps.container_facts import STATE_FOLDER
 
-START_DEADLINE_S = 120
-SHUTDOWN_S = 60
+EDIT_TIMEOUT_S = 60.0
+KEEP_COPIES = 10
 
-# pct may answer before the task is done (HA), and `running` does not mean that it can be entered.
-_WAIT = r"""
-wait_for() {
-  stop=$(($(date +%s) + DEADLINE))
-  until "$@"; do
-    if [ "$(date +%s)" -ge "$stop" ]; then
-      echo "container $VMID: $* was not reached in $DEADLINE s: $(pct status "$VMID" 2>&1)" >&2
-      return 1
-    fi
-    sleep 1
-  done
-}
-stopped() { [ "$(pct status "$VMID" 2>/dev/null)" = "status: stopped" ]; }
-running() { [ "$(pct status "$VMID" 2>/dev/null)" = "status: running" ]; }
-answering() { pct exec "$VMID" -- true </dev/null >/dev/null 2>&1; }
-start() {
-  running || pct start "$VMID" || return 1
-  wait_for running && wait_for answering
+# The copy is for people. It never lies below /etc/pve, where every file goes to all nodes.
+KEEP_COPY = r"""
+sum_of() { sha1sum <"$1" | cut -d ' ' -f 1; }
+keep_copy() {
+  (umask 077 && mkdir -p "$STATE" && cat "$CONF" >"$STATE/$(sum_of "$CONF").conf") || return 1
+  ls -t "$STATE"/*.conf | sed "1,${COPIES}d" | while read -r old; do rm -f "$old"; done
 }
 """
 
-_RESTART = r"""
-if running; then
-  pct shutdown "$VMID" --timeout "$SHUTDOWN" --forceStop 1 || stopped || exit 1
-  wait_for stopped || exit 1
-fi
-"""
-
-# The lock and the check are those of pct: an edit of another is never overwritten.
+# The lock and the check are those of pct: an edit of another is never overwritten. pmxcfs fixes
+# owner and mode itself and refuses to set them; a rename within the folder is atomic.
 _EDIT = r"""
 mkdir -p "$LOCKS"
 exec 9>"$LOCKS/pve-config-$VMID.lock"
@@ -50,66 +36,128 @@ if ! flock -w 10 9; then
   echo "the configuration of container $VMID is locked by another task" >&2
   exit 1
 fi
-if [ "$(sha1sum <"$CONF" | cut -d ' ' -f 1)" != "$BEFORE" ]; then
+if [ "$(sum_of "$CONF")" != "$BEFORE" ]; then
   echo "$CONF was changed by another meanwhile; nothing was written" >&2
   exit 1
 fi
-cat >"$CONF.deployer.tmp" && mv -f "$CONF.deployer.tmp" "$CONF"
+keep_copy || exit 1
+if ! cat >"$CONF.deployer.tmp"; then
+  rm -f "$CONF.deployer.tmp"
+  echo "$CONF cannot be written; without quorum /etc/pve is read-only (pvecm status)" >&2
+  exit 1
+fi
+if [ "$(sum_of "$CONF.deployer.tmp")" != "$AFTER" ]; then
+  rm -f "$CONF.deployer.tmp"
+  echo "the new text of $CONF came over broken; nothing was changed" >&2
+  exit 1
+fi
+mv -f "$CONF.deployer.tmp" "$CONF" || { rm -f "$CONF.deployer.tmp"; exit 1; }
+if [ "$(sum_of "$CONF")" != "$AFTER" ]; then
+  echo "$CONF does not hold what was written: look at it" >&2
+  exit 1
+fi
+"""
+
+# pct may end with an error after it has written, and with success when all is only pending: what
+# counts is what lies in the file. Whether it is in force is seen by the next look.
+_SET = r"""
+keep_copy || exit 1
+status=0
+"$@" || status=$?
+printf '%s\n' "$LINES_WANTED" | while read -r line; do
+  grep -qxF -e "$line" "$CONF" && continue
+  echo "pct ended with status $status, and \"$line\" is not in $CONF" >&2
+  exit 1
+done || exit 1
+[ "$status" -eq 0 ] || echo "pct ended with status $status after it had written"
 """
 
 
-def set_devices(
-    vmid: int, facts: ContainerFacts, host: GpuFacts, paths: Sequence[str]
-) -> list[Change]:
-    """Adds `paths` to the container's configuration; by devN, or raw lines on an old Proxmox."""
-    names = ", ".join(paths)
-    reason = f"{names} not in the configuration of container {vmid}"
-    if facts.version and facts.version < proxmox.DEVICES_SINCE:
-        return [_edit_conf(vmid, facts, [host.node(path) for path in paths], reason)]
-    indexes = pct_config.free_indexes(facts.config(), len(paths))
-    argv = ["pct", "set", str(vmid)]
-    for index, path in zip(indexes, paths, strict=True):
-        argv += [f"--dev{index}", f"{path},mode=0666"]
-    undo = words(["pct", "set", str(vmid), "--delete", ",".join(f"dev{n}" for n in indexes)])
-    title = f"add {names} to container {vmid}"
-    return [Change(title, reason, Shell(Where.HOST, words(argv)), undo)]
+def digest(text: str) -> str:
+    """pct's digest of a configuration: the sha1 of its bytes."""
+    return hashlib.sha1(pct_config.encode(text), usedforsecurity=False).hexdigest()
 
 
-def _edit_conf(vmid: int, facts: ContainerFacts, nodes: Sequence[gpu.Node], reason: str) -> Change:
-    before = facts.conf or ""
-    devices = [pct_config.RawDevice(node.path, node.major, node.minor) for node in nodes]
-    after = pct_config.with_devices(before, devices)
-    values = {
+def values_of(vmid: int) -> dict[str, str]:
+    """What the scripts of this step know by name."""
+    return {
         "VMID": str(vmid),
         "CONF": f"/etc/pve/lxc/{vmid}.conf",
-        "LOCKS": pct_config.LOCK_FOLDER,
-        "BEFORE": hashlib.sha1(before.encode("utf-8"), usedforsecurity=False).hexdigest(),
+        "STATE": f"{STATE_FOLDER}/{vmid}",
+        "COPIES": str(KEEP_COPIES),
     }
-    added = "".join(f"# + {line}\n" for device in devices for line in device.lines())
-    action = Shell(Where.HOST, assignments(values) + added + _EDIT, stdin=after.encode("utf-8"))
+
+
+def _shown(before: str, after: str, vmid: int) -> str:
+    """The diff as comments; control characters cannot end one."""
+    lines = pct_edit.diff(before, after, f"/etc/pve/lxc/{vmid}.conf")
+    return "".join("# " + re.sub(r"[\x00-\x1f\x7f]", "?", line) + "\n" for line in lines)
+
+
+def set_devices(vmid: int, text: str | None, paths: Mapping[int, str], reason: str) -> Change:
+    """Adds devN entries by `pct set`. `text`: what the file will hold then; None: not known yet."""
+    lines = [f"dev{index}: {path},mode=0666" for index, path in paths.items()]
+    argv = ["pct", "set", str(vmid)]
+    for line in lines:
+        key, _, value = line.partition(": ")
+        argv += [f"--{key}", value]
+    shown = ""
+    if text is not None:
+        argv += ["--digest", digest(text)]
+        shown = _shown(text, pct_edit.apply(text, pct_edit.Edit(tuple(lines))), vmid)
+    values = {**values_of(vmid), "LINES_WANTED": "\n".join(lines)}
+    script = shown + f"set -- {words(argv)}\n" + assignments(values) + KEEP_COPY + _SET
+    names = ", ".join(paths.values())
+    keys = ",".join(f"dev{index}" for index in paths)
     return Change(
-        f"add {', '.join(node.path for node in nodes)} to container {vmid} by raw lines",
-        f"{reason}; this Proxmox has no devN",
-        action,
-        f"take these lines out of /etc/pve/lxc/{vmid}.conf",
+        f"add {names} to container {vmid}",
+        reason,
+        Shell(Where.HOST, script, EDIT_TIMEOUT_S),
+        words(["pct", "set", str(vmid), "--delete", keys]),
     )
 
 
-def start(vmid: int, reason: str) -> Change:
-    """Starts the container and waits until commands run in it."""
-    script = _values(vmid) + _WAIT + "start\n"
-    action = Shell(Where.HOST, script, timeout_s=2 * START_DEADLINE_S + 120.0)
-    return Change(f"start container {vmid}", reason, action, f"pct shutdown {vmid}")
-
-
-def restart(vmid: int, reason: str) -> Change:
-    """Shuts the container down (by force after a minute), starts it and waits likewise."""
-    script = _values(vmid) + _WAIT + _RESTART + "start\n"
-    timeout = 3 * START_DEADLINE_S + SHUTDOWN_S + 120.0
-    return Change(f"restart container {vmid}", reason, Shell(Where.HOST, script, timeout))
-
-
-def _values(vmid: int) -> str:
-    return assignments(
-        {"VMID": str(vmid), "DEADLINE": str(START_DEADLINE_S), "SHUTDOWN": str(SHUTDOWN_S)}
+def delete_devices(vmid: int, indexes: Sequence[int], text: str) -> Shell:
+    """Takes devN entries out again; in a running container that waits for its next start."""
+    keys = ",".join(f"dev{index}" for index in indexes)
+    return Shell(
+        Where.HOST,
+        words(["pct", "set", str(vmid), "--delete", keys, "--digest", digest(text)]),
+        EDIT_TIMEOUT_S,
     )
+
+
+def edit_conf(vmid: int, before: str, after: str) -> Shell:
+    """Replaces the file's text under pct's lock. Raises ValueError when it is over 1 MiB."""
+    content = pct_config.encode(after)
+    if len(content) > pct_config.MAX_BYTES:
+        raise ValueError(f"its configuration would be {len(content)} bytes; /etc/pve takes 1 MiB")
+    values = {
+        **values_of(vmid),
+        "LOCKS": pct_config.LOCK_FOLDER,
+        "BEFORE": digest(before),
+        "AFTER": digest(after),
+    }
+    script = _shown(before, after, vmid) + assignments(values) + KEEP_COPY + _EDIT
+    return Shell(Where.HOST, script, EDIT_TIMEOUT_S, stdin=content)
+
+
+def edit_lines(vmid: int, before: str, edit: pct_edit.Edit, reason: str) -> Change:
+    """Makes an edit of raw lines. Raises ValueError as `edit_conf`."""
+    action = edit_conf(vmid, before, pct_edit.apply(before, edit))
+    parts = []
+    if edit.replace:
+        parts.append(f"correct {', '.join(new for _, new in edit.replace)}")
+    if edit.add:
+        parts.append(f"add {', '.join(edit.add)}")
+    title = f"{' and '.join(parts)} in the configuration of container {vmid}"
+    undo = "; ".join(
+        [f"take out {line}" for line in edit.add]
+        + [f"write {old} for {new}" for old, new in edit.replace]
+    )
+    return Change(title, reason, action, f"in /etc/pve/lxc/{vmid}.conf: {undo}")
+
+
+def has_devn(version: tuple[int, ...]) -> bool:
+    """Whether this pve-container has devN; one of unknown version is taken for a new one."""
+    return not version or version >= proxmox.DEVICES_SINCE

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import partial
 
 from deployer import gpu, pct_config, proxmox
+from deployer.inventory import Create
 from deployer.model import Probe, ProbeOutput, Where
 from deployer.shell import assignments
 from deployer.steps.driver_facts import rooted
@@ -16,14 +18,61 @@ from deployer.steps.driver_facts import rooted
 PCT_TIMEOUT_S = 30.0
 CUDA_TIMEOUT_S = 60.0
 MARK = "=== "
+STATE_FOLDER = "/var/lib/deployer/lxc"
+"""Copies of configurations before an edit, and the note that a creation is under way."""
 
 HOST_SCRIPT = r"""
+conf=$ROOT/etc/pve/lxc/$VMID.conf
 echo "=== version"
 dpkg-query -W -f '${Version}\n' pve-container 2>/dev/null
 echo "=== status"
 pct status "$VMID" 2>&1
+echo "=== quorum"
+sed -n 's/.*"quorate": *\([01]\).*/\1/p' "$ROOT/etc/pve/.members" 2>/dev/null
+echo "=== ha"
+if grep -qx "ct: $VMID" "$ROOT/etc/pve/ha/resources.cfg" 2>/dev/null; then
+  echo managed
+  sed -n "/^ct: $VMID\$/,/^[^[:space:]]/s/^[[:space:]]*state[[:space:]]*/state /p" \
+    "$ROOT/etc/pve/ha/resources.cfg"
+  timeout 10 ha-manager status 2>&1 | grep "^service ct:$VMID "
+fi
+echo "=== elsewhere"
+for file in "$ROOT"/etc/pve/nodes/*/lxc/"$VMID.conf" \
+  "$ROOT"/etc/pve/nodes/*/qemu-server/"$VMID.conf" "$ROOT/etc/pve/qemu-server/$VMID.conf"; do
+  [ -e "$file" ] && echo "${file#"$ROOT/etc/pve/"}"
+done
+echo "=== name"
+uname -n
+echo "=== task"
+# A worker's name is its UPID; only a locked container has one that matters.
+if [ -e "$conf" ] && grep -q '^lock:' "$conf"; then
+  for file in "$ROOT"/proc/[0-9]*/cmdline; do
+    tr '\0' ' ' <"$file" 2>/dev/null | sed -n "s/^task UPID:\(.*:$VMID:[^ ]*\).*/\1/p"
+  done
+fi
+echo "=== begun"
+[ -e "$ROOT$STATE/$VMID/creating" ] && echo creating
+echo "=== majors"
+sed -n '/^Character/,/^Block/s/^ *\([0-9][0-9]*\) .*/\1/p' "$ROOT/proc/devices" 2>/dev/null
+echo "=== devices"
+{
+  printf '%s\n' /dev/nvidia0 /dev/nvidiactl
+  sed -e '/^\[/q' "$conf" 2>/dev/null | sed -n -e 's/^dev[0-9]*:[[:space:]]*//p' |
+    tr -d '\r' | tr ',' '\n' | sed -n -e 's/^path=//' -e '/^\/dev\//p'
+} | sort -u | while read -r path; do
+  stat -L -c "$path|%F|%t:%T|%a" "$ROOT$path" 2>/dev/null
+done
+if [ -n "$TEMPLATE" ] && [ ! -e "$conf" ]; then
+  echo "=== create"
+  path=$(timeout 15 pvesm path "$TEMPLATE" 2>&1) && [ -f "$path" ] && echo "template" ||
+    echo "no template: $path"
+  timeout 15 pvesm status 2>/dev/null | sed -n 's/^\([^ ]*\)  *[^ ]*  *active .*/storage \1/p'
+  for link in "$ROOT"/sys/class/net/*; do
+    [ -d "$link/bridge" ] && echo "bridge ${link##*/}"
+  done
+fi
 echo "=== conf"
-cat "$ROOT/etc/pve/lxc/$VMID.conf" 2>/dev/null && echo "=== whole"
+cat "$conf" 2>/dev/null && echo "=== whole"
 exit 0
 """
 
@@ -34,21 +83,41 @@ done
 exit 0
 """
 
-# cuInit is the proof: nvidia-smi passes without a usable nvidia-uvm.
+# cuInit is the proof: nvidia-smi passes without a usable nvidia-uvm. When it fails, the error of
+# opening a node tells a cgroup rule from a file mode from a driver that is gone.
 CUDA_SCRIPT = r"""
 [ -c "$ROOT/dev/nvidiactl" ] || exit 0
 if command -v nvidia-smi >/dev/null; then
   echo "smi $(nvidia-smi -L >/dev/null 2>&1; echo $?)"
 fi
+started=
 if [ -c "$ROOT/dev/nvidia-uvm" ] && command -v python3 >/dev/null; then
-  python3 -c 'import ctypes
+  started=$(python3 -c 'import ctypes
 try:
     print("cuinit", ctypes.CDLL("libcuda.so.1").cuInit(0))
 except (OSError, AttributeError) as error:
-    print("nocuda", error)' 2>/dev/null
+    print("nocuda", error)' 2>/dev/null)
+  printf '%s\n' "$started"
 fi
+[ "$started" != "cuinit 0" ] || exit 0
+for node in "$ROOT"/dev/nvidia[0-9]* "$ROOT"/dev/nvidiactl "$ROOT"/dev/nvidia-uvm \
+  "$ROOT"/dev/nvidia-uvm-tools; do
+  [ -c "$node" ] || continue
+  said=$( (: <>"$node") 2>&1) || printf 'open %s|%s\n' "$node" "$said"
+done
 exit 0
 """
+
+
+@dataclass(frozen=True)
+class CreateFacts:
+    """What a creation needs of the host."""
+
+    template: bool = False
+    template_text: str = ""
+    storages: tuple[str, ...] = ()
+    """Active ones."""
+    bridges: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,10 +127,27 @@ class ContainerFacts:
     status: str = ""
     status_text: str = ""
     conf: str | None = None
-    """The whole conf file; None when it does not exist or could not be read to its end."""
+    """The whole conf file (pct_config.decode); None when there is none or it could not be read."""
     version: tuple[int, ...] = ()
     """pve-container; () when unknown."""
     timed_out: bool = False
+    quorate: bool = True
+    """False: /etc/pve is read-only."""
+    ha: str = ""
+    """What the HA manager was asked for (`started`, ...); '' when it does not own the container."""
+    ha_status: str = ""
+    """What `ha-manager status` says of it."""
+    elsewhere: tuple[str, ...] = ()
+    """`VM 129 on kpro5`, `container 129 on kpro6`: who else has this id."""
+    tasks: tuple[str, ...] = ()
+    """Kinds of the tasks that work on it now (`vzdump`, ...); looked for under a lock only."""
+    begun: bool = False
+    """A creation by this tool has begun and has not ended."""
+    majors: frozenset[int] = frozenset()
+    """Character majors of the host."""
+    devices: tuple[tuple[gpu.Node, int], ...] = ()
+    """Host nodes that the configuration names, with their modes."""
+    create: CreateFacts | None = None
 
     @property
     def exists(self) -> bool:
@@ -71,6 +157,14 @@ class ContainerFacts:
     def config(self) -> pct_config.PctConfig:
         """The conf, parsed."""
         return pct_config.parse_conf(self.conf or "")
+
+    def host_mode(self, path: str) -> int | None:
+        """The mode of a node on the host; None when it is not there or was not looked at."""
+        return next((mode for node, mode in self.devices if node.path == path), None)
+
+    def on_host(self, path: str) -> bool:
+        """Whether the host has a device at `path`."""
+        return any(node.path == path and node.kind != "file" for node, _ in self.devices)
 
 
 @dataclass(frozen=True)
@@ -93,26 +187,85 @@ class CudaCheck:
     cu_init: int | None = None
     """CUresult of cuInit(0); 0 is success, 999 mostly a wrong nvidia-uvm."""
     timed_out: bool = False
+    refused: tuple[tuple[str, str], ...] = ()
+    """Nodes that cannot be opened and why, looked at only when CUDA does not start."""
 
 
-def parse_container(output: ProbeOutput) -> ContainerFacts:
+def parse_container(output: ProbeOutput, vmid: int = 0) -> ContainerFacts:
     """The answer of HOST_SCRIPT."""
-    text = output.text
+    text = pct_config.decode(output.stdout)
     head, _, conf = text.partition(f"{MARK}conf\n")
-    version, _, status = head.partition(f"{MARK}status\n")
-    status_text = status.strip()
-    word = next(
-        (line.split(":", 1)[1].strip() for line in status.splitlines() if _is_status(line)), ""
-    )
     whole = conf.removesuffix("\n").endswith(f"{MARK}whole")
     body = conf.removesuffix("\n").removesuffix(f"{MARK}whole")
+    part = _parts(head)
+    status = part.get("status", [])
+    word = next((line.split(":", 1)[1].strip() for line in status if _is_status(line)), "")
+    ha = part.get("ha", [])
+    asked = next((line.removeprefix("state ") for line in ha if line.startswith("state ")), "")
+    asked = asked.strip() or "started"
+    name = "".join(part.get("name", [])).split(".")[0]
     return ContainerFacts(
         status=word,
-        status_text=status_text,
+        status_text="\n".join(status).strip(),
         conf=body if whole else None,
-        version=proxmox.package_version(version.removeprefix(f"{MARK}version\n")),
+        version=proxmox.package_version("\n".join(part.get("version", []))),
         timed_out=output.timed_out,
+        quorate="0" not in part.get("quorum", []),
+        ha=asked if "managed" in ha and asked != "ignored" else "",
+        ha_status=next((line for line in ha if line.startswith("service ")), ""),
+        elsewhere=_elsewhere(part.get("elsewhere", []), name, vmid, whole),
+        tasks=tuple(
+            fields[4] for line in part.get("task", []) if len(fields := line.split(":")) > 5
+        ),
+        begun="creating" in part.get("begun", []),
+        majors=frozenset(int(line) for line in part.get("majors", []) if line.isdigit()),
+        devices=_devices(part.get("devices", [])),
+        create=_create(part["create"]) if "create" in part else None,
     )
+
+
+def _upid(line: str) -> list[str]:
+    """node, pid, start, time, kind, id, user of a task's name."""
+    return line.split(":")
+
+
+def _parts(text: str) -> dict[str, list[str]]:
+    parts: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in text.split("\n"):
+        if line.startswith(MARK):
+            lines = parts.setdefault(line.removeprefix(MARK), [])
+        elif line:
+            lines.append(line)
+    return parts
+
+
+def _elsewhere(paths: list[str], name: str, vmid: int, here: bool) -> tuple[str, ...]:
+    found = []
+    for path in paths:
+        fields = path.split("/")
+        node = fields[1] if fields[0] == "nodes" else name
+        kind = "VM" if fields[-2] == "qemu-server" else "container"
+        if kind == "VM" or node != name or not here:
+            found.append(f"{kind} {vmid} on {node}")
+    return tuple(dict.fromkeys(found))
+
+
+def _devices(lines: list[str]) -> tuple[tuple[gpu.Node, int], ...]:
+    found = []
+    for line in lines:
+        stat, _, mode = line.rpartition("|")
+        for node in gpu.parse_nodes([stat]).values():
+            if re.fullmatch("[0-7]+", mode):
+                found.append((node, int(mode, 8)))
+    return tuple(found)
+
+
+def _create(lines: list[str]) -> CreateFacts:
+    def of(word: str) -> tuple[str, ...]:
+        return tuple(line.split(" ", 1)[1] for line in lines if line.startswith(f"{word} "))
+
+    return CreateFacts("template" in lines, "; ".join(of("no")), of("storage"), of("bridge"))
 
 
 def _is_status(line: str) -> bool:
@@ -125,30 +278,44 @@ def parse_nodes(output: ProbeOutput, root: str = "") -> GuestNodes:
     return GuestNodes(tuple(gpu.parse_nodes(lines).values()), output.timed_out)
 
 
-def parse_cuda(output: ProbeOutput) -> CudaCheck:
+def parse_cuda(output: ProbeOutput, root: str = "") -> CudaCheck:
     """The answer of CUDA_SCRIPT."""
     smi: int | None = None
     cuda: int | None = None
+    refused = []
     for line in output.text.splitlines():
         key, _, value = line.partition(" ")
         if value.strip().isdigit():
             smi = int(value) if key == "smi" else smi
             cuda = int(value) if key == "cuinit" else cuda
-    return CudaCheck(smi, cuda, output.timed_out)
+        elif key == "open":
+            path, _, said = value.partition("|")
+            refused.append((path.removeprefix(root), said.rpartition(": ")[2].strip()))
+    return CudaCheck(smi, cuda, output.timed_out, tuple(refused))
 
 
-def probes(vmid: int, root: str = "") -> list[Probe]:
-    """Of the host and the guest."""
-    host = assignments({"VMID": str(vmid)}) + rooted(HOST_SCRIPT, root)
-    parse_guest = partial(parse_nodes, root=root)
+def probes(vmid: int, root: str = "", create: Create | None = None) -> list[Probe]:
+    """Of the host and the guest; `create`: what the inventory wants when there is none."""
+    values = {
+        "VMID": str(vmid),
+        "STATE": STATE_FOLDER,
+        "TEMPLATE": create.template if create is not None else "",
+    }
+    host = assignments(values) + rooted(HOST_SCRIPT, root)
+    parse_host = partial(parse_container, vmid=vmid)
     return [
-        Probe("container.pct", Where.HOST, host, parse_container, PCT_TIMEOUT_S),
-        Probe("container.nodes", Where.GUEST, rooted(GUEST_SCRIPT, root), parse_guest),
+        Probe("container.pct", Where.HOST, host, parse_host, PCT_TIMEOUT_S),
+        Probe(
+            "container.nodes",
+            Where.GUEST,
+            rooted(GUEST_SCRIPT, root),
+            partial(parse_nodes, root=root),
+        ),
         Probe(
             "container.cuda",
             Where.GUEST,
             rooted(CUDA_SCRIPT, root),
-            parse_cuda,
+            partial(parse_cuda, root=root),
             CUDA_TIMEOUT_S,
         ),
     ]

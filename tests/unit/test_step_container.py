@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hoststeps import SHELLS, Door, context, deployment, facts, output, run_script, tool, write
@@ -28,8 +30,15 @@ PVE9, PVE8, PVE7 = (6, 1, 10), (5, 2, 0), (4, 4, 0)
 LIBRARIES = GuestDriver(userspace())
 
 
-def pct(conf: str | None, status: str = "running", version: tuple[int, ...] = PVE9) -> object:
-    return ContainerFacts(status, f"status: {status}", conf, version)
+ON_HOST = tuple((node, 0o666) for node in NODES)
+RENDER = gpu.Node("/dev/dri/renderD128", "char", 226, 128)
+
+
+def pct(
+    conf: str | None, status: str = "running", version: tuple[int, ...] = PVE9, **more: Any
+) -> ContainerFacts:
+    more = {"devices": ON_HOST, "majors": frozenset({1, 195, 509}), **more}
+    return ContainerFacts(status, f"status: {status}" if status else "", conf, version, **more)
 
 
 def plan(*values: object, restart: str = "allowed", silent: str = "") -> Plan:
@@ -63,21 +72,25 @@ def test_no_container() -> None:
 
 def test_stopped_gets_its_devices_and_is_started() -> None:
     decided = plan(pct(BARE + SNAPSHOT, "stopped"), silent="connection refused")
-    assert len(decided.changes) == 2
-    action = decided.changes[0].action
+    assert len(decided.changes) == 3
+    action = decided.changes[1].action
     assert isinstance(action, Shell)
-    assert action.script == (
-        "pct set 129 --dev0 /dev/nvidia0,mode=0666 --dev1 /dev/nvidia1,mode=0666 "
+    digest = hashlib.sha1((BARE + SNAPSHOT).encode()).hexdigest()
+    assert (
+        "\nset -- pct set 129 --dev0 /dev/nvidia0,mode=0666 --dev1 /dev/nvidia1,mode=0666 "
         "--dev2 /dev/nvidiactl,mode=0666 --dev3 /dev/nvidia-uvm,mode=0666 "
-        "--dev4 /dev/nvidia-uvm-tools,mode=0666"
-    )
-    assert decided.changes[0].undo == "pct set 129 --delete dev0,dev1,dev2,dev3,dev4"
-    assert decided.changes[1].title == "start container 129"
+        f"--dev4 /dev/nvidia-uvm-tools,mode=0666 --digest {digest}\n"
+    ) in action.script
+    assert action.describe().startswith("# --- a/etc/pve/lxc/129.conf\n# +++ b/etc")
+    assert "\n# +dev3: /dev/nvidia-uvm,mode=0666\n" in action.script
+    assert decided.changes[1].undo == "pct set 129 --delete dev0,dev1,dev2,dev3,dev4"
+    assert decided.changes[2].title == "start container 129"
 
 
 def test_free_indexes_are_used() -> None:
     conf = BARE + "dev1: /dev/dri/renderD128\n"
-    action = plan(pct(conf, "stopped")).changes[0].action
+    seen = dataclasses.replace(pct(conf, "stopped"), devices=(*ON_HOST, (RENDER, 0o660)))
+    action = plan(seen).changes[1].action
     assert isinstance(action, Shell)
     assert "--dev0 /dev/nvidia0" in action.script
     assert "--dev1" not in action.script
@@ -90,7 +103,7 @@ def test_stopped_with_its_devices_is_only_started() -> None:
 
 def test_devices_in_a_snapshot_do_not_count() -> None:
     conf = BARE + "\n[before]\n" + FULL.removeprefix(BARE)
-    assert len(plan(pct(conf, "stopped")).changes) == 2
+    assert len(plan(pct(conf, "stopped")).changes) == 3
 
 
 @pytest.mark.parametrize(("version", "restarted"), [(PVE9, False), (PVE8, True), ((), True)])
@@ -163,29 +176,17 @@ def test_libraries_and_cuda_are_looked_at_inside() -> None:
 
 def test_old_proxmox_gets_raw_lines_in_the_current_part() -> None:
     decided = plan(pct(BARE + SNAPSHOT, "stopped", PVE7))
-    action = decided.changes[0].action
+    action = decided.changes[1].action
     assert isinstance(action, Shell)
     config = parse_conf(action.stdin.decode())
     assert len(config.current.raw) == 10
     assert config.snapshots["before"].raw == ()
-    assert "lxc.cgroup2.devices.allow: c 509:0 rwm" in action.script
-
-
-@BY_SHELL
-def test_an_edit_of_another_is_not_overwritten(tmp_path: Path, shell: list[str]) -> None:
-    conf = tmp_path / "129.conf"
-    action = plan(pct(BARE, "stopped", PVE7)).changes[0].action
-    assert isinstance(action, Shell)
-    script = action.script.replace("/etc/pve/lxc", str(tmp_path)).replace(
-        "/run/lock/lxc", str(tmp_path / "locks")
-    )
-    conf.write_text(BARE + "memory: 1\n")
-    refused = run_script(script, shell)
-    assert refused.returncode == 1
-    assert b"changed by another" in refused.stderr
-    conf.write_text(BARE)
-    assert hashlib.sha1(BARE.encode()).hexdigest() in script
-    assert run_script(script, shell).returncode == 0
+    assert "\n# +lxc.cgroup2.devices.allow: c 509:0 rwm\n" in action.script
+    unprivileged = plan(pct(BARE + "unprivileged: 1\n", "stopped", PVE7)).changes[1].action
+    assert isinstance(unprivileged, Shell)
+    raw = parse_conf(unprivileged.stdin.decode()).current.raw
+    assert {key for key, _ in raw} == {"lxc.mount.entry"}
+    assert len(raw) == 5
 
 
 PCT = """state={state}
@@ -229,6 +230,7 @@ def test_a_start_that_never_answers_ends(tmp_path: Path, shell: list[str]) -> No
 
 def test_apply_goes_on_until_nothing_is_left() -> None:
     looks = [
+        facts(on_nvidia(), LIBRARIES, pct(BARE), guest([])),
         facts(on_nvidia(), LIBRARIES, pct(FULL), guest(NODES[:4])),
         facts(on_nvidia(), LIBRARIES, pct(FULL), guest()),
     ]
@@ -239,7 +241,8 @@ def test_apply_goes_on_until_nothing_is_left() -> None:
     decided = step.plan(want, before, DeploymentState())
     step.apply(context(want, door, reprobe=lambda: looks.pop(0)), before, decided)
     assert looks == []
-    assert any(script.startswith("pct set 129") for script in door.scripts)
+    assert any("\nset -- pct set 129" in script for script in door.scripts)
+    assert sum("pct snapshot" in script for script in door.scripts) == 1
     assert any("pct shutdown" in script for script in door.scripts)
 
 

@@ -1,6 +1,7 @@
 """The lab's reader and writer of /etc/pve/lxc/VMID.conf: sections, pending, raw lxc.* lines.
 
-Follows what recorded runs of the real `pct` show (field notes, pct-cases); it shares no code.
+Follows what recorded runs of the real `pct` show (tests/unit/test_pct_cases.py runs them against
+it); it shares no code with it. The file is bytes: text here is latin-1, one character a byte.
 """
 
 from __future__ import annotations
@@ -15,19 +16,59 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+import ctformat
+
 CONF = "/etc/pve/lxc"
 LOCKS = "/run/lock/lxc"
 LOCK_WAIT_S = 10.0
-RAW_LINE = re.compile(r"(lxc\.[a-z0-9_.\-]+)\s*[:=]\s*(.*?)\s*$")
-KEY_LINE = re.compile(r"([a-z][a-z_]*\d*):\s*(.+?)\s*$")
-SECTION_LINE = re.compile(r"\[([A-Za-z][\w:-]+)\]\s*$")
 PENDING = "pve:pending"
+ENV = "lxc.environment.runtime"
+
+_BLANK = re.compile(r"^\s*$", re.ASCII)
+_PENDING = re.compile(r"^\[pve:pending\]\s*$", re.ASCII | re.IGNORECASE)
+_SNAPSHOT = re.compile(r"^\[([a-z][a-z0-9_\-]+)\]\s*$", re.ASCII | re.IGNORECASE)
+_RAW = re.compile(r"^(lxc\.[a-z0-9_\-.]+)(?::|\s*=)\s*(.*?)\s*$", re.ASCII)
+_DESCRIPTION = re.compile(r"^description:\s*(.*\S)\s*$", re.ASCII)
+_SNAPSTATE = re.compile(r"snapstate:\s*(prepare|delete)\s*$", re.ASCII)
+_DELETE = re.compile(r"^delete:\s*(.*\S)\s*$", re.ASCII)
+_KEY = re.compile(r"^([a-z][a-z_]*\d*):\s*(.+?)\s*$", re.ASCII)
+
+
+_ON_STDOUT = [False]
+
+
+class Ended(SystemExit):
+    """pct ends here; the text is on stderr already."""
+
+
+def warn(text: str) -> None:
+    """One line on stderr, as bytes of the file where it quotes them."""
+    data = text.encode("utf-8") if any(ord(c) > 255 for c in text) else text.encode("latin-1")
+    out = sys.stdout if _ON_STDOUT[0] else sys.stderr
+    stream = getattr(out, "buffer", None)
+    if stream is None:
+        out.write(text + "\n")
+        return
+    out.flush()
+    stream.write(data + b"\n")
+    stream.flush()
+
+
+@contextmanager
+def warnings_on_stdout() -> Iterator[None]:
+    """Inside a task, warnings are part of its output; its error is not."""
+    _ON_STDOUT[0] = True
+    try:
+        yield
+    finally:
+        _ON_STDOUT[0] = False
 
 
 def die(text: str, code: int = 255) -> NoReturn:
     """One line on stderr, then the end."""
-    sys.stderr.write(text + "\n")
-    sys.exit(code)
+    _ON_STDOUT[0] = False
+    warn(text)
+    raise Ended(code)
 
 
 @dataclass
@@ -36,18 +77,31 @@ class Section:
 
     keys: dict[str, str] = field(default_factory=dict)
     raw: list[tuple[str, str]] = field(default_factory=list)
-    description: list[str] = field(default_factory=list)
+    description: str = ""
+    """Decoded text (not latin-1), each line with its end."""
 
     def text(self) -> str:
-        """As pct rewrites it: description first, keys sorted, raw lines last."""
-        lines = [f"#{line}" for line in self.description]
+        """As pct writes it: description first, keys sorted, raw lines last."""
+        lines = [f"#{ctformat.encoded(line)}" for line in self.description.split("\n")]
+        while lines and lines[-1] == "#":
+            lines.pop()
         lines += [f"{key}: {value}" for key, value in sorted(self.keys.items())]
-        lines += [f"{key}: {value}" for key, value in self.raw]
+        # `env` is kept as raw lines, and these come first.
+        env = [pair for pair in self.raw if pair[0] == ENV]
+        lines += [f"{k}: {v}" for k, v in env + [pair for pair in self.raw if pair[0] != ENV]]
         return "".join(line + "\n" for line in lines)
 
     def copy(self) -> Section:
         """An independent copy."""
-        return Section(dict(self.keys), list(self.raw), list(self.description))
+        return Section(dict(self.keys), list(self.raw), self.description)
+
+    def settle_env(self) -> None:
+        """A plain `env` key becomes raw lines, in the place of those that are there."""
+        value = self.keys.pop("env", None)
+        if value is not None:
+            self.raw = [(ENV, one) for one in value.split("\0")] + [
+                pair for pair in self.raw if pair[0] != ENV
+            ]
 
 
 @dataclass
@@ -62,27 +116,47 @@ class Conf:
     @property
     def deletes(self) -> list[str]:
         """Keys whose deletion waits for a restart."""
-        return [key for key in self.pending.keys.get("delete", "").split(",") if key]
+        text = self.pending.keys.get("delete", "")
+        return [key.removeprefix("!") for key in re.split(r"[,;\s]+", text) if key]
 
     def set_deletes(self, keys: list[str]) -> None:
-        """Writes the pending deletions."""
+        """Writes the pending deletions, sorted."""
         if keys:
-            self.pending.keys["delete"] = ",".join(keys)
+            self.pending.keys["delete"] = ",".join(sorted(keys))
         else:
             self.pending.keys.pop("delete", None)
 
+    def clean_pending(self) -> None:
+        """What is pending and no different from the current part is forgotten."""
+        for key in list(self.pending.keys):
+            if key != "delete" and self.current.keys.get(key) == self.pending.keys[key]:
+                del self.pending.keys[key]
+        self.set_deletes([key for key in self.deletes if key in self.current.keys])
+
+    def shown(self) -> Section:
+        """What `pct config` shows: the current part with what is pending."""
+        view = self.current.copy()
+        view.keys.update({k: v for k, v in self.pending.keys.items() if k != "delete"})
+        view.description = self.pending.description or view.description
+        for key in self.deletes:
+            view.keys.pop(key, None)
+            view.description = "" if key == "description" else view.description
+        return view
+
     def merged(self) -> Section:
-        """What will be after the next start."""
+        """What will be after the next start: deletions first, then new values."""
         view = self.current.copy()
         for key in self.deletes:
             view.keys.pop(key, None)
         view.keys.update({k: v for k, v in self.pending.keys.items() if k != "delete"})
+        view.description = self.pending.description or view.description
         return view
 
     def text(self) -> str:
         """The file."""
+        self.current.keys.pop("snapstate", None)
         parts = [self.current.text()]
-        if self.pending.keys:
+        if self.pending.keys or self.pending.raw or self.pending.description:
             parts.append(f"[{PENDING}]\n{self.pending.text()}")
         for name in sorted(self.snapshots):
             parts.append(f"[{name}]\n{self.snapshots[name].text()}")
@@ -94,46 +168,85 @@ def path(vmid: str) -> str:
     return f"{CONF}/{vmid}.conf"
 
 
-def parse(vmid: str, text: str, warn: bool = True) -> Conf:
+def parse(vmid: str, text: str, told: bool = True) -> Conf:
     """The file as data; lines it cannot parse are reported and dropped, as pct does."""
     conf = Conf(vmid)
-    section = conf.current
+    section, name = conf.current, ""
+
+    def tell(words: str) -> None:
+        if told:
+            warn(f"vm {vmid} - {words}")
+
     for line in text.split("\n"):
-        if not line.strip():
+        if _BLANK.match(line):
             continue
-        if head := SECTION_LINE.match(line):
-            if head[1] == PENDING:
-                section = conf.pending
-            else:
-                section = conf.snapshots.setdefault(head[1], Section())
+        if _PENDING.match(line):
+            section, name = Section(), "pending"
+            conf.pending = section
+        elif head := _SNAPSHOT.match(line):
+            section, name = Section(), head[1]
+            conf.snapshots[head[1]] = section
         elif line.startswith("#"):
-            section.description.append(line[1:])
-        elif raw := RAW_LINE.match(line):
-            section.raw.append((raw[1], raw[2]))
-        elif key := KEY_LINE.match(line):
-            section.keys[key[1]] = key[2]
-        elif warn:
-            sys.stderr.write(f"vm {vmid} - unable to parse config: {line}\n")
+            section.description += ctformat.decoded(line[1:]) + "\n"
+        elif raw := _RAW.match(line):
+            verdict = ctformat.raw_key(raw[1])
+            if verdict.warning:
+                tell(verdict.warning)
+            elif not verdict.kept:
+                tell(f"unable to parse config: {line}")
+            if verdict.kept:
+                section.raw.append((raw[1], raw[2]))
+        elif text_of := _DESCRIPTION.match(line):
+            section.description += ctformat.decoded(text_of[1])
+        elif state := _SNAPSTATE.search(line):
+            section.keys["snapstate"] = state[1]
+        elif gone := _DELETE.match(line):
+            if name == "pending":
+                section.keys["delete"] = gone[1]
+            else:
+                tell("property 'delete' is only allowed in [pve:pending]")
+        elif key := _KEY.match(line):
+            value, error = ctformat.typed(key[1], key[2])
+            if error:
+                tell(
+                    f"unable to parse value of '{key[1]}' - {error.rstrip(chr(10))}"
+                    + ("\n" if error.endswith("\n\n") else "")
+                )
+            section.keys[key[1]] = value
+        else:
+            tell(f"unable to parse config: {line}")
+    conf.current.keys.pop("snapstate", None)
     return conf
 
 
-def load(vmid: str, warn: bool = True) -> Conf:
+def load(vmid: str, told: bool = True) -> Conf:
     """Reads the file, or ends as pct does when there is none."""
     try:
-        with open(path(vmid)) as file:
-            return parse(vmid, file.read(), warn)
+        with open(path(vmid), "rb") as file:
+            return parse(vmid, file.read().decode("latin-1"), told)
     except FileNotFoundError:
         node = os.uname().nodename
         die(f"Configuration file 'nodes/{node}/lxc/{vmid}.conf' does not exist", 2)
 
 
-def save(conf: Conf) -> None:
-    """Temp file and rename, as pmxcfs users do."""
+def digest(vmid: str) -> str:
+    """sha1 of the file's bytes."""
+    import hashlib
+
+    with open(path(vmid), "rb") as file:
+        return hashlib.sha1(file.read(), usedforsecurity=False).hexdigest()
+
+
+def save(conf: Conf, told: bool = False) -> None:
+    """Temp file and rename, as pmxcfs users do; then pct reads it again, and warns again."""
     temp = f"{path(conf.vmid)}.tmp.{os.getpid()}"
-    with open(temp, "w") as file:
-        file.write(conf.text())
+    text = conf.text()
+    with open(temp, "wb") as file:
+        file.write(text.encode("latin-1"))
     os.chmod(temp, 0o640)
     os.replace(temp, path(conf.vmid))
+    if told:
+        parse(conf.vmid, text)
 
 
 @contextmanager
@@ -143,20 +256,20 @@ def locked(vmid: str) -> Iterator[None]:
     name = f"{LOCKS}/pve-config-{vmid}.lock"
     with open(name, "a") as file:
         deadline = time.monotonic() + LOCK_WAIT_S
-        told = False
+        waited = False
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if not told:
-                    sys.stderr.write("trying to acquire lock...\n")
-                    told = True
+                if not waited:
+                    warn("trying to acquire lock...")
+                    waited = True
                 if time.monotonic() > deadline:
                     die(f"can't lock file '{name}' - got timeout", 4)
                 time.sleep(0.1)
-        if told:
-            sys.stderr.write(" OK\n")
+        if waited:
+            warn(" OK")
         yield
 
 

@@ -22,7 +22,7 @@ def main(vmid: str, dev: str) -> int:
         print(f"lxc-start: {vmid}: command socket: {error}", file=sys.stderr)
         return 1
     held.listen(1)
-    conf = load(vmid, warn=False)
+    conf = load(vmid, told=False)
     ready, init = f"{ct.RUN}/{vmid}.ready", f"{ct.RUN}/{vmid}.init"
     for name in (ready, init):
         with contextlib.suppress(FileNotFoundError):

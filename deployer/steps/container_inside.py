@@ -1,0 +1,118 @@
+"""What a running guest sees: its nodes by numbers, then libraries, then CUDA and why it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deployer import pct_config
+from deployer.deployment import Deployment
+from deployer.model import Facts, Plan, PlanState
+from deployer.steps.container_devices import aside
+from deployer.steps.container_facts import ContainerFacts, CudaCheck, GuestNodes
+from deployer.steps.driver_facts import GuestDriver
+from deployer.steps.driver_guest import plan_guest
+from deployer.steps.gpus_facts import GpuFacts
+
+SHUT_OUT = "Operation not permitted"
+NO_ACCESS = "Permission denied"
+GONE = ("No such device or address", "No such device")
+
+
+@dataclass(frozen=True)
+class NeedsRestart:
+    """Only a new start brings it into force."""
+
+    reason: str
+
+
+def wrong_nodes(host: GpuFacts, guest: GuestNodes) -> list[str]:
+    """Needed paths that are no such device in the guest."""
+    return [path for path in host.needed() if not guest.node(path).same_device(host.node(path))]
+
+
+def wrong_reason(vmid: int, host: GpuFacts, guest: GuestNodes, paths: Sequence[str]) -> str:
+    """In words, path by path."""
+    said = []
+    for path in paths:
+        node = guest.node(path)
+        right = host.node(path)
+        if node.kind == "missing":
+            said.append(f"{path} is missing")
+        elif not node.is_char:
+            said.append(f"{path} is a regular file, not a device")
+        elif not node.same_device(right):
+            said.append(
+                f"{path} is device {node.major}:{node.minor}, on the host it is "
+                f"{right.major}:{right.minor}"
+            )
+        else:
+            said.append(f"{path} is not in its configuration")
+    return f"in container {vmid} " + ", ".join(said)
+
+
+def plan_inside(want: Deployment, vmid: int, facts: Facts) -> Plan | NeedsRestart:
+    """The nodes are right: libraries, then CUDA itself."""
+    libraries = facts.get(GuestDriver)
+    if libraries is not None:
+        userspace = plan_guest(want, libraries)
+        if userspace.state is not PlanState.NOTHING:
+            return userspace
+    cuda = facts.get(CudaCheck)
+    if cuda is not None and cuda.timed_out:
+        return Plan.blocked(
+            f"CUDA gave no answer in container {vmid} in time: a GPU or its driver is stuck",
+            f"look for `Xid` in `dmesg` on {want.host_name}; such a GPU needs a host reboot",
+        )
+    host, seen = facts.need(GpuFacts), facts.need(ContainerFacts)
+    if cuda is not None and cuda.cu_init != 0 and cuda.refused:
+        return _refused(want, vmid, seen, cuda)
+    if cuda is not None and cuda.cu_init not in (None, 0):
+        return Plan.blocked(
+            f"CUDA does not start in container {vmid}: cuInit answers {cuda.cu_init}",
+            f"restart it (`pct reboot {vmid}`); then compare /dev/nvidia-uvm in it with the host's",
+        )
+    reason = f"container {vmid} runs and has {', '.join(host.needed())}"
+    if cuda is not None and cuda.cu_init == 0:
+        reason += "; CUDA starts in it"
+    return Plan.nothing(reason + aside(vmid, seen, host))
+
+
+def _refused(
+    want: Deployment, vmid: int, seen: ContainerFacts, cuda: CudaCheck
+) -> Plan | NeedsRestart:
+    """The error of opening a node tells a rule from a mode from a driver that is gone."""
+    path, said = cuda.refused[0]
+    head = f"{path} cannot be opened in container {vmid}: {said}"
+    config = seen.config()
+    entries = {entry.path: (n, entry) for n, entry in config.after_restart().devices().items()}
+    index, entry = entries.get(path, (-1, pct_config.DeviceEntry("")))
+    if said == SHUT_OUT:
+        denied = pct_config.typed("onboot", entry.options.get("deny-write", "0")) == "1"
+        if denied:
+            return Plan.blocked(
+                f"{head} (dev{index} says deny-write)",
+                f"on {want.host_name}: pct set {vmid} --dev{index} {path},mode=0666; "
+                f"pct reboot {vmid}",
+            )
+        # The configuration allows it: the rules in force are those of its last start.
+        return NeedsRestart(f"{head}: the device rules in force are older than its configuration")
+    if said == NO_ACCESS:
+        if index >= 0:
+            fix = f"pct set {vmid} --dev{index} {path},mode=0666; pct reboot {vmid}"
+        else:
+            mode = seen.host_mode(path)
+            shown = f" (now {mode:04o})" if mode is not None else ""
+            fix = f"chmod 0666 {path}{shown}, or a devN entry with mode=0666 in place of raw lines"
+        kind = "an unprivileged" if config.unprivileged else "a privileged"
+        return Plan.blocked(
+            f"{head} (mode and owner of the node, in {kind} container)",
+            f"on {want.host_name}: {fix}",
+        )
+    if said in GONE:
+        return Plan.blocked(
+            f"{head} (the driver behind it is gone)",
+            f"run `deploy doctor {want.host_name}`, and restart the container when its GPUs are on "
+            "nvidia again",
+        )
+    return Plan.blocked(head, f"look at `dmesg` on {want.host_name}")

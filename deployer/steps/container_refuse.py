@@ -1,0 +1,89 @@
+"""Reasons to touch nothing of a container, each with the way out."""
+
+from __future__ import annotations
+
+from deployer.deployment import Deployment
+from deployer.model import Plan
+from deployer.steps.container_facts import ContainerFacts
+
+_LOCK_ENDS = {
+    "backup": "vzdump",
+    "create": "vzcreate",
+    "destroyed": "vzdestroy",
+    "disk": "a disk move or resize",
+    "fstrim": "vzfstrim",
+    "migrate": "vzmigrate",
+    "mounted": "pct mount",
+    "rollback": "vzrollback",
+    "snapshot": "vzsnapshot",
+    "snapshot-delete": "vzdelsnapshot",
+}
+
+
+def refuse(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan | None:
+    """None when the container is there and free."""
+    if not seen.exists:
+        return _not_there(want, vmid, seen)
+    if lock := seen.config().lock:
+        return _locked(want, vmid, seen, lock)
+    if not seen.status:
+        return Plan.blocked(
+            f"pct cannot tell the status of container {vmid}: {seen.status_text}",
+            f"run `pct status {vmid}` on {want.host_name}",
+        )
+    if seen.config().current.flag("template"):
+        return Plan.blocked(
+            f"container {vmid} is a template and cannot run", "name a container that is none"
+        )
+    return None
+
+
+def _not_there(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan:
+    host = want.host_name
+    if seen.status:
+        return Plan.blocked(
+            f"/etc/pve/lxc/{vmid}.conf on {host} cannot be read",
+            f"run as root there, and look at `systemctl status pve-cluster`: "
+            f"pct says {seen.status_text}",
+        )
+    if "not found" in seen.status_text:
+        return Plan.blocked(
+            f"{host} has no `pct`: it is no Proxmox host",
+            "write `kind: plain` in the inventory, or correct the address",
+        )
+    if "please run as root" in seen.status_text:
+        return Plan.blocked(f"`pct` on {host} needs root", "set `user: root` in the host's `ssh`")
+    if "Connection refused" in seen.status_text or "ipcc_send_rec" in seen.status_text:
+        return Plan.blocked(
+            f"/etc/pve on {host} is not mounted: {seen.status_text.splitlines()[0]}",
+            f"on {host}: systemctl status pve-cluster",
+        )
+    if seen.elsewhere:
+        return Plan.blocked(
+            f"{host} has no container {vmid}: there is {', '.join(seen.elsewhere)}",
+            "correct the vmid or the host in the inventory",
+        )
+    return Plan.blocked(
+        f"container {vmid} does not exist on {host}",
+        f"add `create:` to it in the inventory, create it (`pct create {vmid} ...`), or correct "
+        "the vmid",
+    )
+
+
+def _locked(want: Deployment, vmid: int, seen: ContainerFacts, lock: str) -> Plan:
+    if seen.tasks:
+        return Plan.blocked(
+            f"container {vmid} is locked ({lock}): task {', '.join(seen.tasks)} works on it",
+            "run again when that task has ended",
+        )
+    task = _LOCK_ENDS.get(lock, "another tool")
+    if lock == "create":
+        return Plan.blocked(
+            f"container {vmid} is locked (create): a creation was cut off, and it was not ours",
+            f"look at it on {want.host_name} (`pct config {vmid}`); to be rid of it: "
+            f"pct unlock {vmid} && pct destroy {vmid}",
+        )
+    return Plan.blocked(
+        f"container {vmid} is locked ({lock}), and no task works on it: {task} was cut off",
+        f"if you know that it is over: pct unlock {vmid}",
+    )
