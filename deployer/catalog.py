@@ -135,10 +135,10 @@ class Catalog:
             document = load(path)
             playbook = validate(document, Playbook)
             crosscheck.check_playbook(document, playbook)
+            playbook = _with_absolute_package(playbook, self.playbook_dir)
             self._playbooks[name] = LoadedPlaybook(document, playbook, _lock(document, playbook))
         return self._playbooks[name]
 
-            playbook = _with_absolute_package(playbook, self.playbook_dir)
     def _listed(self) -> str:
         return listed(self.hosts)
 
@@ -297,6 +297,18 @@ def _with_absolute_paths(host: Host, folder: Path) -> Host:
     return host.model_copy(update={"ssh": _absolute(host.ssh, folder), "containers": containers})
 
 
+def _with_absolute_package(playbook: Playbook, folder: Path) -> Playbook:
+    """`playbook` with its driver package of this machine as an absolute path."""
+    package = playbook.driver.package
+    if package is None or package.local is None:
+        return playbook
+    path = str(folder / _expanded(package.local))
+    driver = playbook.driver.model_copy(
+        update={"package": package.model_copy(update={"local": path})}
+    )
+    return playbook.model_copy(update={"driver": driver})
+
+
 def _absolute(ssh: Ssh, folder: Path) -> Ssh:
     files = {"identity_file": ssh.identity_file, "known_hosts": ssh.known_hosts}
     return ssh.model_copy(
@@ -312,15 +324,3 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
-def _with_absolute_package(playbook: Playbook, folder: Path) -> Playbook:
-    """`playbook` with its driver package of this machine as an absolute path."""
-    package = playbook.driver.package
-    if package is None or package.local is None:
-        return playbook
-    path = str(folder / _expanded(package.local))
-    driver = playbook.driver.model_copy(
-        update={"package": package.model_copy(update={"local": path})}
-    )
-    return playbook.model_copy(update={"driver": driver})
-
-

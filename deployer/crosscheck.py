@@ -177,6 +177,7 @@ def _check_urls(document: Document, playbook: Playbook) -> None:
     urls += [(("download", "mirrors", index), mirror) for index, mirror in enumerate(mirrors)]
     if playbook.driver.package is not None:
         urls.append((("driver", "package", "url"), playbook.driver.package.url))
+        urls.append((("driver", "package", "proxy"), playbook.driver.package.proxy))
     links = playbook.engine.find_links
     urls += [(("engine", "find_links", index), link) for index, link in enumerate(links)]
     for at, url in urls:
@@ -198,7 +199,6 @@ def _check_download(document: Document, download: Download) -> None:
     lacking = {"mirror": not download.mirrors, "peer": download.peer is None}
     if all(lacking.get(method, False) for method in download.methods):
         raise document.error(
-        urls.append((("driver", "package", "proxy"), playbook.driver.package.proxy))
             (*at, "methods"),
             f"{document.name((*at, 'methods'))}: none of {listed(download.methods)} can be used: "
             "`mirror` needs download.mirrors, `peer` needs download.peer",
