@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from deployer.agents.fetch.claims import plain
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, Unreachable
 from deployer.model import Facts, Plan, PlanState, Where
-from deployer.observe import LockSeen, smi_problem
+from deployer.observe import LockSeen
 from deployer.rehash import Verdict
 from deployer.remote.hostlock import Controller, is_stale
 from deployer.state import DeploymentState
+from deployer.steps import driver
 from deployer.steps.base import Step
-from deployer.steps.container_facts import CudaCheck
-from deployer.steps.driver_facts import HostDriver, HostSmi
+from deployer.steps.cuda_proof import CudaProof
+from deployer.steps.driver_facts import HostSmi
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards import pinned
@@ -52,14 +54,17 @@ class Finding:
     where: str
     what: str
     fix: str = ""
+    notes: tuple[str, ...] = ()
+    """Facts behind it, a line each."""
 
-    def to_dict(self) -> dict[str, str]:
+    def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
         return {
             "level": self.level.name.lower(),
             "where": self.where,
             "what": self.what,
             "fix": self.fix,
+            "notes": list(self.notes),
         }
 
 
@@ -127,7 +132,7 @@ def _planned(step: Step, want: Deployment, facts: Facts, state: DeploymentState)
         plan = step.plan(want, facts, state)
     except DeployError as error:
         return Finding(Level.BLOCKED, where, error.what, error.fix)
-    return Finding(LEVELS[plan.state], where, _reason(plan), _fix(want, plan))
+    return Finding(LEVELS[plan.state], where, _reason(plan), _fix(want, plan), plan.notes)
 
 
 def _reason(plan: Plan) -> str:
@@ -151,18 +156,9 @@ def _warnings(want: Deployment, facts: Facts, state: DeploymentState) -> Iterabl
         fix = f"check that container {want.vmid} runs and that its sshd answers"
         yield warn("container", f"the guest cannot be asked: {silent}", fix)
     for kind, fact in facts.values.items():
-        if getattr(fact, "timed_out", False) and kind is not HostSmi:
+        if getattr(fact, "timed_out", False) and kind not in (HostSmi, CudaProof):
             yield warn("", f"a look ran over its deadline ({kind.__name__})", "is the host sick?")
-    if problem := smi_problem(facts.get(HostSmi)):
-        yield warn("driver", problem, "see `dmesg` on the host for NVRM or Xid lines")
-    driver = facts.get(HostDriver)
-    if driver is not None and driver.rivals:
-        fix = "blacklist it: it can take the GPUs at boot"
-        yield warn("driver", f"also loaded on the host: {', '.join(driver.rivals)}", fix)
-    cuda = facts.get(CudaCheck)
-    if cuda is not None and cuda.cu_init:
-        what = f"cuInit fails in the guest with CUDA error {cuda.cu_init}"
-        yield warn("container", what, "mostly /dev/nvidia-uvm has a stale major in the guest")
+    yield from (warn("driver", *one) for one in driver.warnings(want, facts))
     yield from (warn(*one) for one in _venv(want, facts))
     shards = facts.get(ShardsFact)
     if shards is not None and (problem := shards.problem or shards.record_error):

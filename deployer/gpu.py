@@ -21,22 +21,6 @@ _MINOR = re.compile(r"^Device Minor:\s*(\d+)\s*$", re.MULTILINE)
 _LIBRARY = re.compile(r"(?:^|/)(lib[a-z-]+\.so)\.(\d+(?:\.\d+)+)$")
 _BUS_ID = re.compile(r"^(?:([0-9a-f]{4,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?$")
 
-_SMI_CAUSES = {
-    3: "the operation is not supported",
-    4: "no permission to talk to the driver",
-    6: "no GPU is usable: its node is missing or it is on another driver",
-    8: "a power cable of a GPU is not attached",
-    9: "the nvidia module is not loaded, or /dev/nvidiactl cannot be opened",
-    12: "libnvidia-ml.so is not installed",
-    14: "the infoROM of a GPU is corrupted",
-    15: "a GPU is lost (fallen off the bus)",
-    16: "a GPU needs a reset",
-    17: "the operating system or a cgroup blocks the GPU",
-    18: "library and kernel module have different versions",
-    126: "nvidia-smi cannot be executed",
-    127: "nvidia-smi is not installed",
-}
-
 
 def version_key(text: str) -> tuple[int, ...]:
     """A driver version as int tuple, so that 580.126.09 > 580.95.05; () when it is none."""
@@ -130,17 +114,6 @@ def parse_smi(text: str) -> tuple[SmiGpu, ...]:
             )
         )
     return tuple(rows)
-
-
-def smi_cause(exit_code: int, text: str) -> str:
-    """What a failed nvidia-smi means, in words. It prints its errors on stdout."""
-    known = _SMI_CAUSES.get(exit_code)
-    if known is None and "version mismatch" in text:
-        known = _SMI_CAUSES[18]
-    if known is None and "Unknown Error" in text:
-        known = "the cgroup of this container has lost its GPU devices; restart the container"
-    said = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    return known or f"nvidia-smi ended with {exit_code}: {said or 'no output'}"
 
 
 @dataclass(frozen=True)

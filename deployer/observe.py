@@ -13,6 +13,7 @@ from deployer import gpu
 from deployer.deployment import Deployment
 from deployer.inventory import Host
 from deployer.model import Facts, Plan, Probe, ProbeOutput, Where
+from deployer.nvidia_texts import smi_verdict
 from deployer.remote.hostlock import LOCK, Controller, Held, is_stale, parse_record
 from deployer.shell import quote, words
 from deployer.state import DeploymentState
@@ -152,7 +153,8 @@ def smi_problem(smi: HostSmi | None) -> str:
         return ""
     if smi.timed_out:
         return "nvidia-smi hangs on the host"
-    return gpu.smi_cause(smi.exit, smi.text) if smi.exit != 0 else ""
+    verdict = smi_verdict(smi.exit, smi.text)
+    return verdict.cause if verdict is not None else ""
 
 
 def lock_document(facts: Facts, me: Controller) -> dict[str, Any] | None:

@@ -70,6 +70,8 @@ def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, 
             click.echo(f"  {MARKS[one.level]:<11} {one.where:<{width}}  {one.what}")
             if one.fix and (later is None or later.fix != one.fix):
                 click.echo(f"  {'':<11} {'':<{width}}  -> {one.fix}")
+        for line in _facts(ones):
+            click.echo(f"  {line}".rstrip())
     return code
 
 
@@ -101,6 +103,28 @@ def _errors(looks: list[Look], found: dict[str, list[Finding]]) -> list[DeployEr
     errors: list[DeployError | None] = [look.error for look in looks]
     blocked = [one for ones in found.values() for one in ones if one.level is Level.BLOCKED]
     return errors + [StepBlocked(one.what, where=one.where) for one in blocked]
+
+
+def _facts(ones: list[Finding]) -> list[str]:
+    """What was seen, step by step; what several deployments of a host share is shown once."""
+    shown: dict[tuple[str, str], str] = {}
+    for one in sorted(ones, key=lambda one: one.where):
+        for note in one.notes:
+            shown.setdefault((one.where.rpartition(" ")[2], note), one.where)
+    lines, last = [], ""
+    for (_, note), where in sorted(shown.items(), key=lambda item: _place(item[1])):
+        if where != last:
+            lines.append(f"seen for {where}:")
+            last = where
+        lines.append(f"  {note}")
+    return lines
+
+
+def _place(where: str) -> tuple[str, int]:
+    """Deployments by name, their steps in the order of `up`."""
+    name, _, step = where.rpartition(" ")
+    names = [one.name for one in all_steps()]
+    return name, names.index(step) if step in names else len(names)
 
 
 def _summary(ones: list[Finding]) -> str:

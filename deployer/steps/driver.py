@@ -76,29 +76,13 @@ def _decide(want: Deployment, host: HostDriver, facts: Facts) -> Plan:
 
 def warnings(want: Deployment, facts: Facts) -> Iterable[tuple[str, str]]:
     """What stands in no one's way now, but will: (what, action)."""
-    host, kernels, smi = facts.get(HostDriver), facts.get(HostKernels), facts.get(HostSmi)
-    name = want.host_name
-    if host is None or host.timed_out:
-        return
-    for lost in (next_boot_problem(want, host, kernels), other_kernels_problem(want, kernels)):
-        if lost[0]:
-            yield lost
+    host, smi, name = facts.get(HostDriver), facts.get(HostSmi), want.host_name
     if smi is not None and smi.asked:
         verdict = smi_verdict(smi.exit, smi.text, timed_out=smi.timed_out)
         if verdict is not None:
             yield f"nvidia-smi on {name}: {verdict.cause}", verdict.on(name)
-    for told, line in standing(host.log):
-        yield f"{told.cause} ({line})", told.on(name)
-    for one in api_mismatches("\n".join(host.log))[-1:]:
-        who = f"{one.process} (pid {one.pid})" if one.process else "a program"
-        yield (
-            f"{who} came to the module {one.module} with libraries {one.client}",
-            f"libraries and module must be of one version, on {name} and in every container",
-        )
-    if host.rivals:
-        rival = ", ".join(host.rivals)
-        yield f"also loaded on {name}: {rival}", f"blacklist {rival}: it can take GPUs at boot"
-    yield from _upgrades(host.system, name)
+    if host is not None and not host.timed_out:
+        yield from _of_host(want, host, facts.get(HostKernels))
     guest = facts.get(GuestDriver)
     if guest is not None and want.vmid is not None:
         yield from _upgrades(guest.system, f"container {want.vmid}")
@@ -112,6 +96,27 @@ def warnings(want: Deployment, facts: Facts) -> Iterable[tuple[str, str]]:
     if proof is not None and (cause := proof.cause) is not None:
         where = f"container {want.vmid}" if want.vmid is not None else name
         yield f"{where}: {proof.describe()}", cause.on(name)
+
+
+def _of_host(
+    want: Deployment, host: HostDriver, kernels: HostKernels | None
+) -> Iterable[tuple[str, str]]:
+    name = want.host_name
+    for lost in (next_boot_problem(want, host, kernels), other_kernels_problem(want, kernels)):
+        if lost[0]:
+            yield lost
+    for told, line in standing(host.log):
+        yield f"{told.cause} ({line})", told.on(name)
+    for one in api_mismatches("\n".join(host.log))[-1:]:
+        who = f"{one.process} (pid {one.pid})" if one.process else "a program"
+        yield (
+            f"{who} came to the module {one.module} with libraries {one.client}",
+            f"libraries and module must be of one version, on {name} and in every container",
+        )
+    if host.rivals:
+        rival = ", ".join(host.rivals)
+        yield f"also loaded on {name}: {rival}", f"blacklist {rival}: it can take GPUs at boot"
+    yield from _upgrades(host.system, name)
 
 
 def _upgrades(system: System, place: str) -> Iterable[tuple[str, str]]:

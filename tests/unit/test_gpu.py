@@ -59,19 +59,6 @@ def test_rows() -> None:
     assert gpu.parse_smi("No devices were found\n") == ()
 
 
-@pytest.mark.parametrize(
-    ("code", "text", "words"),
-    [
-        (9, "NVIDIA-SMI has failed because", "not loaded"),
-        (255, "Failed to initialize NVML: Driver/library version mismatch", "different versions"),
-        (255, "Failed to initialize NVML: Unknown Error", "restart the container"),
-        (99, "strange", "ended with 99: strange"),
-    ],
-)
-def test_causes(code: int, text: str, words: str) -> None:
-    assert words in gpu.smi_cause(code, text)
-
-
 def test_library_versions_have_three_parts() -> None:
     path = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.580.126.09"
     assert gpu.library_version(path) == ("libnvidia-ml.so", "580.126.09")

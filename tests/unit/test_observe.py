@@ -19,7 +19,8 @@ from deployer.remote.hostlock import Held, LockRecord, this_controller
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState, Manifest, ManifestFile
 from deployer.steps.base import Step
-from deployer.steps.container_facts import ContainerFacts, CudaCheck
+from deployer.steps.container_facts import ContainerFacts
+from deployer.steps.cuda_proof import CudaProof
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.server_facts import PortOwner, ServerFact, ServerJob
 from deployer.steps.server_wanted import LaunchNote
@@ -265,7 +266,7 @@ def test_warnings_inside_facts() -> None:
     ones = found(
         facts(
             HostSmi(15, "GPU is lost"),
-            CudaCheck(0, 999),
+            CudaProof(999, "CUDA_ERROR_UNKNOWN"),
             ComputeFact(problem="nvidia-smi hangs in the guest"),
             ServerFact(job=stuck, owners=(STRANGER,)),
             ServingFact(LAUNCH, "good", 5.0, {}, "it does not own its port"),
