@@ -44,6 +44,10 @@ class Launch(StateModel):
     fingerprint: str = ""
     """sha256 over arguments, manifest and lock: what the verdict belongs to."""
     argv: list[str] = Field(default_factory=list)
+    env: dict[str, str] | None = None
+    """serve.env of that time; None in a record of an older version."""
+    venv: str = ""
+    """The build that engine.venv pointed to; '' when that was not seen."""
     verdict: str = "starting"
     verified: float = 0.0
     figures: dict[str, float] = Field(default_factory=dict)
@@ -144,6 +148,8 @@ class Migration(StateModel):
     """peer|hub, '' before it was measured."""
     worker: str = ""
     """Id of the destination at the router."""
+    net: str = ""
+    """The network entry that moves, as the source's container had it."""
     retire: bool = False
     keep_source: bool = False
     figures: dict[str, float] = Field(default_factory=dict)
