@@ -6,6 +6,7 @@ the failure allows it. When all fail, the last known-good launch is started agai
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Collection
 from typing import ClassVar
@@ -21,7 +22,14 @@ from deployer.steps.failed_want import remember_failure
 from deployer.steps.known_good import LEFT_OUT
 from deployer.steps.launch_fit import difference, outlook
 from deployer.steps.launch_ladder import Fall, first_rung
-from deployer.steps.launch_start import identify, recorded, start_command
+from deployer.steps.launch_restore import (
+    as_launched,
+    command_of,
+    last_good,
+    note_of,
+    restored_words,
+)
+from deployer.steps.launch_start import SeenBefore, identify, recorded, start_command
 from deployer.steps.launch_told import as_step_failed, redacted
 from deployer.steps.launch_wait import LaunchFailed, LaunchWait
 from deployer.steps.server_compat import refusal, settled_problems
@@ -36,6 +44,7 @@ from deployer.steps.server_wanted import (
 )
 from deployer.steps.stop_leftovers import clear, held
 from deployer.steps.stop_told import still_there
+from deployer.steps.venv_facts import VenvFact
 from deployer.steps.weights_facts import WeightsFact, weights_probe
 
 
@@ -51,17 +60,17 @@ class LaunchStep(Step):
     ) -> None:
         self.now = now
         self.sleep = sleep
-        self.weights = ""
-        """What was seen of the weights, for the next look."""
+        self.seen = SeenBefore()
+        """By the last plan."""
 
     def probes(self, want: Deployment) -> list[Probe]:
         """The weights' headers; ServerFact comes from the stop step."""
-        return [weights_probe(want, self.weights)]
+        return [weights_probe(want, self.seen.weights)]
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Nothing when the wanted server listens; else a start, or the wait for one that starts."""
-        fact, weights = facts.get(ServerFact), facts.get(WeightsFact)
-        self.weights = weights.line if weights is not None else self.weights
+        fact = facts.get(ServerFact)
+        self.see(facts)
         rung, why = first_rung(want, state)
         chosen = rung.deployment(want)
         try:
@@ -138,17 +147,17 @@ class LaunchStep(Step):
                     )
                     fall.failed(rung, LEFT_OUT)
                     continue
-                job, launch = self._start_rung(context, rung, fall.note(rung), key)
+                job, launch = self.start_rung(context, rung, fall.note(rung), key)
                 view = outlook(want, facts, context.state.manifest, rung.variant)
                 launch.figures.update(view.figures)
                 context.note(f"variant {rung.variant}: {view.words}")
             try:
-                self._follow(context, job, launch, key)
+                self.follow(context, job, launch, key)
                 if less := degraded(launch.variant, launch.instead_of):
                     context.note(less, "warning")
                 return
             except LaunchFailed as error:
-                self._give_up(context, job, launch, error)
+                self.give_up(context, job, launch, error)
                 fall.failed(rung, error.failure.cls)
                 failed.add(launch.fingerprint)
                 last = launch, error
@@ -171,6 +180,13 @@ class LaunchStep(Step):
         context.save()
         known = self.restore(context, key, failed)
         raise as_step_failed(context.want, *last, known, key) from last[1]
+
+    def see(self, facts: Facts) -> None:
+        weights, venv = facts.get(WeightsFact), facts.get(VenvFact)
+        self.seen = SeenBefore(
+            weights.line if weights is not None else self.seen.weights,
+            venv.target if venv is not None else self.seen.venv,
+        )
 
     def _fall(
         self,
@@ -208,15 +224,15 @@ class LaunchStep(Step):
             return None
         return job.identity, job.launch
 
-    def _start_rung(
+    def start_rung(
         self, context: StepContext, rung: Rung, note: LaunchNote, key: str
     ) -> tuple[JobIdentity, Launch]:
         want = rung.deployment(context.want)
         argv = command(want, server_argv(want))
         mark = rung.fingerprint(context.want, context.state.manifest)
-        return start_command(context, argv, mark, note, key, self.weights)
+        return start_command(context, argv, mark, note, key, self.seen)
 
-    def _follow(self, context: StepContext, job: JobIdentity, launch: Launch, key: str) -> None:
+    def follow(self, context: StepContext, job: JobIdentity, launch: Launch, key: str) -> None:
         wait = LaunchWait(context, job, key, self.now, self.sleep)
         answer = wait.until_ready()
         identify(launch, job)
@@ -231,7 +247,7 @@ class LaunchStep(Step):
         if told := difference(launch.figures, wait.log.figures):
             context.note(told)
 
-    def _give_up(
+    def give_up(
         self, context: StepContext, job: JobIdentity, launch: Launch, error: LaunchFailed
     ) -> None:
         """Nothing of a failed launch may stay behind: it would hold GPU memory."""
@@ -254,35 +270,27 @@ class LaunchStep(Step):
 
         `failed`: fingerprints of what has failed in this run; the same would fail the same way.
         """
-        state = context.state
-        good = next((one for one in state.launches if one.id == state.known_good), None)
-        if good is None or not good.argv or good.verdict != "stopped":
+        good = last_good(context.state, failed)
+        if good is None:
             return ""
-        if good.fingerprint in failed:
-            return ""
-        note = LaunchNote(
-            good.variant,
-            tuple(good.instead_of),
-            tuple(good.instead_of.values()),
-            changes=tuple(good.changes.items()),
-        )
+        then = copy.copy(context)
+        then.want = as_launched(context.want, good)
         either = f"the last known-good launch {good.id} did not start again either"
+        seen = SeenBefore(self.seen.weights, good.venv)
         try:
-            job, launch = start_command(context, good.argv, good.fingerprint, note, key)
+            mark, argv = good.fingerprint, command_of(good)
+            job, launch = start_command(then, argv, mark, note_of(good), key, seen)
             try:
-                self._follow(context, job, launch, key)
+                self.follow(then, job, launch, key)
             except LaunchFailed as error:
-                self._give_up(context, job, launch, error)
-                return either
+                self.give_up(then, job, launch, error)
+                return f"{either} ({error.failure.cls})"
         except REFUSALS:
             raise
         except (StepFailed, Unreachable) as error:
             # The first failure is the one to tell; this one is told with it.
             return f"{either} ({redacted(error.what, key)})"
-        text = (
-            f"the last known-good arguments (launch {good.id}) run again as launch {launch.id}; "
-            "its gates were not run again"
-        )
+        text = restored_words(context.want, then.want, good, launch)
         context.note(text, "warning")
         return text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from dataclasses import dataclass
 
 from deployer.errors import RemoteCommandFailed, StepFailed
 from deployer.remote.jobs import JobIdentity
@@ -24,18 +25,25 @@ KEPT_LAUNCHES = 50
 """Launches that the state file remembers."""
 
 
+@dataclass(frozen=True)
+class SeenBefore:
+    """What was seen before a launch, and is kept with it."""
+
+    weights: str = ""
+    """WeightsFact.line."""
+    venv: str = ""
+    """The build behind engine.venv."""
+
+
 def start_command(
     context: StepContext,
     argv: list[str],
     mark: str,
     note: LaunchNote,
     key: str,
-    weights: str = "",
+    seen: SeenBefore,
 ) -> tuple[JobIdentity, Launch]:
-    """Starts the job; the launch is in the state file before. Raises StepFailed.
-
-    `weights`: what was seen of them (WeightsFact.line), kept with the launch.
-    """
+    """Starts the job; the launch is in the state file before. Raises StepFailed."""
     want = context.want
     launch_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     launch = Launch(
@@ -44,6 +52,8 @@ def start_command(
         started=time.time(),
         fingerprint=mark,
         argv=argv,
+        env=dict(want.playbook.serve.env),
+        venv=seen.venv,
         changes=dict(note.changes),
         instead_of=note.instead_of,
     )
@@ -68,7 +78,7 @@ def start_command(
                 FINGERPRINT_FILE: f"{mark}\n".encode(),
                 LAUNCH_FILE: note.line().encode(),
                 OOM_FILE: baseline(context),
-                **({WEIGHTS_FILE: f"{weights}\n".encode()} if weights else {}),
+                **({WEIGHTS_FILE: f"{seen.weights}\n".encode()} if seen.weights else {}),
             },
             secrets={API_KEY_ENV: key} if key else None,
             log_max_bytes=want.playbook.serve.log_max_bytes,

@@ -17,6 +17,8 @@ from deployer.steps.gates_identity import identity
 from deployer.steps.gates_judge import Fault
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_ladder import Fall
+from deployer.steps.launch_restore import as_launched, last_good
+from deployer.steps.launch_start import SeenBefore
 from deployer.steps.launch_told import redacted
 from deployer.steps.launch_wait import LaunchFailed
 from deployer.steps.server_agent import ask
@@ -117,12 +119,12 @@ class Fallback:
             "warning",
         )
         self.end_launch()
-        step = LaunchStep(self.now, self.sleep)
-        job, launch = step._start_rung(context, rung, note, key)
+        step = self._launcher()
+        job, launch = step.start_rung(context, rung, note, key)
         try:
-            step._follow(context, job, launch, key)
+            step.follow(context, job, launch, key)
         except LaunchFailed as error:
-            step._give_up(context, job, launch, error)
+            step.give_up(context, job, launch, error)
             cls = error.failure.cls
             words = f"without speculation (variant {rung.variant}) it did not start: {cls}"
             return Compared(words, False, error.failure.action)
@@ -195,19 +197,23 @@ class Fallback:
     def restored(self) -> str:
         """The last known-good launch, which was stopped for this one, runs again; '': none is."""
         state, key = self.context.state, self.bench.api_key
-        good = next((one for one in state.launches if one.id == state.known_good), None)
-        if good is None or not good.argv or good.verdict != "stopped":
-            return ""
         failed = {*self.note.marks, *self._since()}
-        if good.fingerprint in failed:
-            # The same arguments would fail the same way.
+        if last_good(state, failed) is None:
             return ""
         self.end_launch()
-        words = LaunchStep(self.now, self.sleep).restore(self.context, key, failed)
+        words = self._launcher().restore(self.context, key, failed)
         if not words or state.launches[-1].verdict != "ready":
             return words
         problem = self._light(state.launches[-1])
         return f"{words}; {f'but: {problem}' if problem else 'it answers'}"
+
+    def _launcher(self) -> LaunchStep:
+        """A launch step that knows in which build the launch under test runs."""
+        step = LaunchStep(self.now, self.sleep)
+        launches = {one.id: one for one in self.context.state.launches}
+        if tested := launches.get(self.bench.job.id):
+            step.seen = SeenBefore(venv=tested.venv)
+        return step
 
     def _since(self) -> set[str]:
         """Fingerprints of the launch that failed its gates, and of what was launched after it."""
@@ -217,7 +223,7 @@ class Fallback:
         return found | {one.fingerprint for one in self.context.state.launches[max(first, 0) :]}
 
     def _light(self, launch: Launch) -> str:
-        want = self.context.want
+        want = as_launched(self.context.want, launch)
         fact = self.context.reprobe().get(ServerFact)
         job = fact.job if fact is not None else None
         # Without its session only the main process would count as the port's rightful owner.

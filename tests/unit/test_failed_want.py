@@ -34,8 +34,10 @@ from deployer.steps.failed_want import (
     want_key,
 )
 from deployer.steps.launch import LaunchStep
+from deployer.steps.launch_restore import as_launched, command_of
 from deployer.steps.server_wanted import fingerprint
 from deployer.steps.stop import StopStep
+from deployer.steps.venv_facts import VenvFact
 
 WANT = deployment()
 OOM = (
@@ -166,3 +168,51 @@ def test_known_good_that_is_one_of_the_failed_rungs_is_not_started_again(variant
     known_good(own, fingerprint(want, MANIFEST, variant))
     jobs = fail_to_launch(own, *(Script([OOM], -9, True) for _ in "12"), Script(list(UP)))
     assert len(jobs.started) == 2
+
+
+def test_known_good_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its build, environment, port and name; the wish has changed all four."""
+    old = deployment(serve={"env": {"NCCL_DEBUG": "INFO"}, "port": 30001})
+    own, jobs, clock = state(), FakeJobs([Script(list(UP))]), Clock()
+    step = LaunchStep(clock.now, clock.sleep)
+    made, _ = context(old, own, jobs)
+    seen = facts(fact(), VenvFact("link", "/opt/venvs/.qwen-aaaa"))
+    step.apply(made, seen, step.plan(old, seen, own))
+    good = own.launches[0]
+    good.verdict, own.known_good = "stopped", good.id
+    assert (good.env, good.venv) == ({"NCCL_DEBUG": "INFO"}, "/opt/venvs/.qwen-aaaa")
+
+    want = deployment(
+        serve={"env": {"NCCL_P2P_DISABLE": "1"}, "memory_step": "never"},
+        model={"repo": "acme/tiny", "path": "/srv/models/tiny", "served_name": "other"},
+    )
+    asked: list[int] = []
+
+    def ask(transport: object, asked_of: Any, *words: Any, **more: Any) -> list[Any]:
+        asked.append(asked_of.port)
+        return [READY]
+
+    monkeypatch.setattr(launch_wait, "ask", ask)
+    jobs = FakeJobs([*(Script([OOM], -9, True) for _ in "12"), Script(list(UP))])
+    made, _ = context(want, own, jobs)
+    seen = facts(fact(), VenvFact("link", "/opt/venvs/.qwen-bbbb"))
+    step = LaunchStep(clock.now, clock.sleep)
+    with pytest.raises(StepFailed, match=r"run again as launch .* at port 30001 as model tiny"):
+        step.apply(made, seen, step.plan(want, seen, own))
+    script = jobs.started[-1]["script"]
+    assert "PATH=/opt/venvs/.qwen-aaaa/bin:" in script
+    assert "exec /opt/venvs/.qwen-aaaa/bin/python -m sglang.launch_server" in script
+    assert "NCCL_DEBUG=INFO" in script and "NCCL_P2P_DISABLE" not in script
+    assert asked[-1] == 30001
+    again = own.launches[-1]
+    assert (again.verdict, again.fingerprint, again.env) == ("ready", good.fingerprint, good.env)
+    assert "/opt/venvs/qwen/bin/python" in jobs.started[0]["script"]
+
+
+def test_a_record_of_an_older_version_is_started_with_what_is_known() -> None:
+    launch = Launch(id="l", variant="mtp", started=1.0, argv=["py", "--old"])
+    want = deployment(serve={"env": {"A": "1"}})
+    then = as_launched(want, launch)
+    assert (then.port, then.playbook.serve.env) == (want.port, {"A": "1"})
+    assert then.playbook.model.served_name == "tiny"
+    assert command_of(launch) == ["py", "--old"]

@@ -1,0 +1,73 @@
+"""The last known-good launch, as it is started again after a newer one has failed. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from deployer.deployment import Deployment
+from deployer.state import DeploymentState, Launch
+from deployer.steps.server_wanted import LaunchNote
+
+
+def last_good(state: DeploymentState, failed: Collection[str]) -> Launch | None:
+    """The launch to fall back to: it was stopped, and is none of those that have just failed.
+
+    `failed` are their fingerprints.
+    """
+    good = next((one for one in state.launches if one.id == state.known_good), None)
+    if good is None or not good.argv or good.verdict != "stopped" or good.fingerprint in failed:
+        return None
+    return good
+
+
+def note_of(good: Launch) -> LaunchNote:
+    """What the job's folder is told of it: as at its first launch."""
+    return LaunchNote(
+        good.variant,
+        tuple(good.instead_of),
+        tuple(good.instead_of.values()),
+        changes=tuple(good.changes.items()),
+    )
+
+
+def restored_words(want: Deployment, then: Deployment, good: Launch, launch: Launch) -> str:
+    """That it serves again, and where, when that is not where the wanted one would be."""
+    where = ""
+    if then.port != want.port:
+        where += f" at port {then.port}"
+    if then.playbook.model.served_name != want.playbook.model.served_name:
+        where += f" as model {then.playbook.model.served_name}"
+    return (
+        f"the last known-good arguments (launch {good.id}) run again as launch {launch.id}{where}; "
+        "its gates were not run again"
+    )
+
+
+def as_launched(want: Deployment, launch: Launch) -> Deployment:
+    """The deployment as `launch` knew it: its build, environment, port and served name. Pure.
+
+    The rest is as it is wanted now; the arguments are in the launch's own command.
+    """
+    flags = dict(zip(launch.argv, launch.argv[1:], strict=False))
+    playbook, port = want.playbook, flags.get("--port", "")
+    env = playbook.serve.env if launch.env is None else launch.env
+    engine = {"venv": launch.venv or playbook.engine.venv}
+    model = {"served_name": flags.get("--served-model-name", playbook.model.served_name)}
+    then = playbook.model_copy(
+        update={
+            "serve": playbook.serve.model_copy(update={"env": env}),
+            "engine": playbook.engine.model_copy(update=engine),
+            "model": playbook.model.model_copy(update=model),
+        }
+    )
+    number = int(port) if port.isdigit() else want.port
+    entry = want.entry.model_copy(update={"port": number})
+    return dataclasses.replace(want, playbook=then, entry=entry)
+
+
+def command_of(launch: Launch) -> list[str]:
+    """Its command, by the build that it ran in: engine.venv may point to another one now."""
+    if not launch.venv or not launch.argv[0].endswith("/bin/python"):
+        return launch.argv
+    return [f"{launch.venv}/bin/python", *launch.argv[1:]]
