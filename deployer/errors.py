@@ -96,6 +96,12 @@ class LockUnknown(DeployError):
     exit_code = 3
 
 
+class DiskFull(LockUnknown):
+    """The target answers, and there is no room to write its lock."""
+
+    exit_code = 1
+
+
 class StepFailed(DeployError):
     """A step could not reach its goal."""
 

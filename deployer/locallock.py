@@ -19,6 +19,9 @@ from filelock import FileLock, Timeout
 from deployer.errors import LockHeld, LockUnknown
 from deployer.names import shown
 
+RECORD_S = 1.0
+"""How long after it took the lock a run may take to write who it is."""
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -55,7 +58,7 @@ class LocalLock:
         self.record = dir / "locks" / f"{host}.owner.json"
         self._host = host
         pid = os.getpid()
-        self._owner = Owner(pid, time.time(), command, run_id, start=start_of(pid) or 0)
+        self._owner = Owner(pid, time.time(), command, run_id, "look", start_of(pid) or 0)
         self._lock = FileLock(self.path, timeout=0, thread_local=False)
 
     def acquire(self) -> None:
@@ -104,7 +107,11 @@ class LocalLock:
             ) from error
 
     def _held(self) -> LockHeld:
-        owner = read_owner(self.record)
+        owner, until = read_owner(self.record), time.monotonic() + RECORD_S
+        # The one that holds it may be about to write; what is there can be a dead run's.
+        while (owner is None or not owner.alive) and time.monotonic() < until:
+            time.sleep(0.02)
+            owner = read_owner(self.record)
         who = owner.describe(time.time()) if owner else "a run that has not written its record yet"
         return LockHeld(
             f"{self._host} is in use by {who}",

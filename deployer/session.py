@@ -24,6 +24,10 @@ from deployer.steps.base import Step
 __all__ = ["REFUSALS", "HostSession"]
 
 
+LOOK = "look"
+"""The step that a lock's record names before the first one."""
+
+
 class HostSession:
     """Connections are made on first use; `close` releases the lock and ends them."""
 
@@ -61,7 +65,8 @@ class HostSession:
     def want_lock(self, run_id: str) -> None:
         """The next look takes the host lock first, in the same exec."""
         if self._lock is None:
-            self._lock = HostLock(LockRecord.mine(self.host_name, run_id), on_note=self.on_note)
+            record = LockRecord.mine(self.host_name, run_id, LOOK)
+            self._lock = HostLock(record, on_note=self.on_note)
 
     def look(self, want: Deployment, steps: Sequence[Step]) -> Facts:
         """Runs the probes of all steps, one exec a target; targets with a connection each at once.

@@ -42,6 +42,10 @@ Confirm = Callable[[Deployment, Outcome], bool]
 """Shown the plans of the steps that may act; False changes nothing."""
 
 
+REST_S = 30.0
+"""A canary can take hours: who waits for it longer than this ends its connections meanwhile."""
+
+
 @dataclass(frozen=True)
 class UpOptions:
     """What the user asked for."""
@@ -294,9 +298,11 @@ def _one(
 def _wait_for_turn(want: Deployment, session: HostSession, rollout: Rollout, bus: Bus) -> None:
     """Returns when this deployment may act; its facts are old then. Raises NotStarted."""
 
+    began = time.monotonic()
+
     def waits(text: str) -> None:
-        # That can take hours; a connection is not kept open for it.
-        session.rest()
+        if time.monotonic() - began > REST_S:
+            session.rest()
         bus.emit(Progress(want.host_name, want.id, "canary", text))
 
     rollout.admit(want, waits)

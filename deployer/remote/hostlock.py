@@ -185,7 +185,9 @@ _l_acquire() {
   if _l_try; then _l_say taken; return 0; fi
   _l_read
   if [ -e "$_l_lock" ]; then _l_say held "${_l_holder:-?}" "$_l_record"; return 1; fi
-  _l_say unknown "cannot write $_l_lock: $( { : >"$_l_lock.new.$_l_run"; } 2>&1)"
+  # The shell's own printf does not say why a write failed; cat does.
+  _l_new=$_l_lock.new.$_l_run
+  _l_say unknown "cannot write $_l_lock: $( { printf '%s\n' "$_l_line" | cat >"$_l_new"; } 2>&1)"
   rm -f "$_l_lock.new.$_l_run"
   return 1
 }
@@ -241,7 +243,9 @@ _UPDATE = r"""_l_holder=
 [ "$_l_holder" = "$_l_run" ] || { printf '%s\n' "$_l_holder"; exit 75; }
 umask 077
 _l_new=$_l_path.new.$_l_run
-printf '%s\n%s\n' "$_l_run" "$_l_line" >"$_l_new" && mv -f "$_l_new" "$_l_path"
+printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new" && mv -f "$_l_new" "$_l_path" && exit
+rm -f "$_l_new"
+exit 1
 """
 
 
@@ -268,11 +272,29 @@ def refuse_unless_taken(outcome: Outcome, host: str) -> None:
             fix=f"wait for it; if it is surely dead: deploy unlock {host}",
         )
     if isinstance(outcome, NotAsked):
+        if is_full(outcome.reason):
+            raise disk_full(host, (outcome.reason,))
         raise errors.LockUnknown(
             f"the host lock could not be asked for: {outcome.reason}",
             where=host,
             fix=f"make {LOCK} writable on {host}, then run again",
         )
+
+
+def is_full(text: str) -> bool:
+    """Does a tool say that there is no room, of a disk or of a quota?"""
+    return "No space left on device" in text or "Disk quota exceeded" in text
+
+
+def disk_full(host: str, evidence: tuple[str, ...]) -> errors.DiskFull:
+    """The error of a target that cannot even hold the lock."""
+    folder = LOCK.rpartition("/")[0]
+    return errors.DiskFull(
+        f"the disk below {folder} is full: not even the host lock can be written",
+        where=host,
+        fix=f"free space there (df -h {folder}; df -i {folder}), then run again",
+        evidence=evidence,
+    )
 
 
 class HostLock:
@@ -360,6 +382,8 @@ class HostLock:
         return outcome
 
     def _unknown(self, answer: Answer) -> errors.LockUnknown:
+        if is_full(answer.error_text):
+            return disk_full(self.record.host, tuple(answer.error_text.splitlines()[-5:]))
         return errors.LockUnknown(
             "the host lock could not be written",
             where=self.record.host,

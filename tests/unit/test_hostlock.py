@@ -147,6 +147,15 @@ def test_could_not_ask(transport: LocalTransport, tmp_path: Path) -> None:
         HostLock(RECORD, ME).acquire(cut)
 
 
+@pytest.mark.parametrize("text", ["No space left on device", "Disk quota exceeded"])
+def test_a_full_disk_is_no_unreachable_host(text: str) -> None:
+    said = f"deployer-lock unknown cannot write /x/lock: cat: write error: {text}\n"
+    with pytest.raises(errors.DiskFull, match="is full") as caught:
+        refuse_unless_taken(parse_outcome(said.encode()), "kpro5")
+    assert caught.value.exit_code == 1
+    assert "df -h" in caught.value.fix
+
+
 def test_an_unreadable_record_is_held_not_free(transport: LocalTransport, path: str) -> None:
     Path(path).parent.mkdir()
     Path(path).write_text("junk\nnot base64\n")

@@ -122,7 +122,7 @@ def test_a_killed_owner_frees_it(tmp_path: Path) -> None:
     with lock(tmp_path, run_id="new") as held:
         owner = read_owner(held.record)
         assert owner is not None
-        assert (owner.run_id, owner.step) == ("new", "")
+        assert (owner.run_id, owner.step) == ("new", "look")
 
 
 def test_a_reused_pid_is_not_the_owner() -> None:
