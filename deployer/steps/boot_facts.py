@@ -18,24 +18,28 @@ LOADER_VARIABLE = "LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
 """EFI variable that systemd-boot sets (Boot Loader Interface, systemd.io/BOOT_LOADER_INTERFACE)."""
 
 SCRIPT = r"""
-for file in "$ROOT"/etc/modprobe.d/*.conf "$ROOT"/run/modprobe.d/*.conf \
+set -- "$ROOT"/etc/modprobe.d/*.conf "$ROOT"/run/modprobe.d/*.conf \
   "$ROOT"/usr/lib/modprobe.d/*.conf "$ROOT"/etc/modules "$ROOT"/etc/modules-load.d/*.conf \
   "$ROOT"/etc/initramfs-tools/modules "$ROOT"/etc/initramfs-tools/scripts/*/* \
-  "$ROOT"/etc/default/grub "$ROOT"/etc/default/grub.d/*.cfg "$ROOT/etc/kernel/cmdline" \
-  "$ROOT"/etc/driverctl.d/*:*:*.* "$ROOT"/etc/udev/rules.d/*.rules \
+  "$ROOT"/etc/default/grub.d/*.cfg "$ROOT"/etc/udev/rules.d/*.rules \
   "$ROOT"/run/udev/rules.d/*.rules "$ROOT"/etc/systemd/system/*.service \
-  "$ROOT"/etc/systemd/system/*.service.d/*.conf "$ROOT/etc/rc.local" \
-  "$ROOT/usr/local/sbin/deployer-gpus"; do
-  [ -f "$file" ] && [ -r "$file" ] || continue
-  name=${file#"$ROOT"}
-  case $name in
-    /etc/driverctl.d/* | /usr/local/sbin/deployer-gpus) ;;
-    /etc/default/grub | /etc/kernel/cmdline) ;;
-    *) grep -q -i -e vfio -e nvidia -e driver_override "$file" || continue ;;
-  esac
-  set -- $(stat -c '%Y %s %a' "$file") || continue
-  [ "$2" -le @LIMIT@ ] || { echo "large $name"; continue; }
-  echo "file $name $1 $3 $(base64 <"$file" | tr -d '\n')"
+  "$ROOT"/etc/systemd/system/*.service.d/*.conf "$ROOT/etc/rc.local"
+found=$(grep -s -l -i -e vfio -e nvidia -e driver_override "$@")
+set --
+for file in "$ROOT/etc/default/grub" "$ROOT/etc/kernel/cmdline" \
+  "$ROOT"/etc/driverctl.d/*:*:*.? "$ROOT/usr/local/sbin/deployer-gpus"; do
+  [ ! -f "$file" ] || set -- "$@" "$file"
+done
+IFS='
+'
+set -f
+# shellcheck disable=SC2086
+set -- "$@" $found
+set +f
+unset IFS
+[ $# -eq 0 ] || stat -c '%Y %s %a %n' "$@" | while read -r time size mode file; do
+  if [ "$size" -gt @LIMIT@ ]; then echo "large ${file#"$ROOT"}"; continue; fi
+  echo "file ${file#"$ROOT"} $time $mode $(base64 <"$file" | tr -d '\n')"
 done
 for link in "$ROOT"/etc/systemd/system/multi-user.target.wants/deployer-gpus-*.service; do
   [ -L "$link" ] && echo "enabled ${link##*/}"

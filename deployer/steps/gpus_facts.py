@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
 
@@ -34,7 +34,7 @@ class PciFunction:
     pci_class: str = ""
     driver: str = ""
     group: str = ""
-    """IOMMU group; '' when the IOMMU is off, or for a function that was not asked for."""
+    """IOMMU group; '' when the IOMMU is off."""
     members: tuple[PciFunction, ...] = ()
     """Other functions of its slot and of its IOMMU group; bridges are left out."""
     minor: int | None = None
@@ -134,8 +134,9 @@ class Overrides:
     values: tuple[tuple[str, str], ...] = ()
     problem: str = ""
     """Why they are not known."""
-    stuck: bool = False
-    """The read did not return although no write was seen: something is under way all the same."""
+    stuck_at: str = ""
+    """The function whose read did not return although no write was seen: something is under way all
+    the same."""
 
     def of(self, address: str) -> str | None:
         """Of one function; None when it is not known."""
@@ -169,7 +170,8 @@ class _Lines:
 def parse(output: ProbeOutput, addresses: Sequence[str], root: str = "") -> GpuFacts:
     """The answer of SCRIPT."""
     lines = _Lines(output.text)
-    functions = tuple(_function(lines, address) for address in addresses)
+    devices = _devices(lines)
+    functions = tuple(_function(devices, address) for address in addresses)
     seen = GpuFacts(functions=functions).all_functions()
     nodes = gpu.parse_nodes([line.removeprefix(root) for line in lines.plain("devnode")])
     modules = list(lines.fields("module", 2))
@@ -182,11 +184,12 @@ def parse(output: ProbeOutput, addresses: Sequence[str], root: str = "") -> GpuF
             lines.fields,
             {address: one.driver for address, one in seen.items()},
             {one.address: one.group for one in functions if one.group},
+            {one.address: one.minor for one in functions if one.minor is not None},
         ),
         claims=_claims(lines),
         pending=pending(lines.fields, [one.address for one in seen.values() if not one.driver]),
         changing=tuple(f"{name} ({state})" for name, state in modules if state not in ("live", "")),
-        displays=tuple(_ids(row[0], row[1]) for row in lines.fields("display", 2)),
+        displays=tuple(one for one in devices.values() if one.pci_class.startswith("0x03")),
         hidden_users=hidden_users(lines.fields),
         boot_id=lines.one("bootid"),
         scanned="scanned" in output.text.splitlines()[-1:],
@@ -194,33 +197,34 @@ def parse(output: ProbeOutput, addresses: Sequence[str], root: str = "") -> GpuF
     )
 
 
-def _ids(address: str, text: str, **more: object) -> PciFunction:
-    """From `VENDOR DEVICE CLASS DRIVER`."""
-    vendor, device, pci_class, driver = (*text.split(" "), "", "", "", "")[:4]
-    return PciFunction(address, True, vendor, device, pci_class, driver, **more)  # type: ignore[arg-type]
+def _devices(lines: _Lines) -> dict[str, PciFunction]:
+    """All PCI functions of the host that are no bridges."""
+    links = {(address, name): to for address, name, to in lines.fields("link", 3)}
+    minors = dict(lines.fields("minor", 2))
+    found = {}
+    for address, vendor, device, pci_class, bridge in lines.fields("pci", 5):
+        if bridge == "+":
+            continue
+        driver = links.get((address, "driver"), "")
+        minor = gpu.device_minor(minors.get(address, "")) if driver == "nvidia" else None
+        group = links.get((address, "iommu_group"), "")
+        found[address] = PciFunction(
+            address, True, vendor, device, pci_class, driver, group, minor=minor
+        )
+    return found
 
 
-def _function(lines: _Lines, address: str) -> PciFunction:
-    found = [text for owner, text in lines.fields("gpu", 2) if owner == address]
-    if not found:
+def _function(devices: dict[str, PciFunction], address: str) -> PciFunction:
+    one = devices.get(address)
+    if one is None:
         return PciFunction(address)
-    minors = [
-        gpu.device_minor(text) for owner, text in lines.fields("minor", 2) if owner == address
-    ]
-    members = {
-        member: _ids(member, text)
-        for owner, member, text in lines.fields("member", 3)
-        if owner == address and member != address
-    }
-    group = next((group for owner, group in lines.fields("group", 2) if owner == address), "")
-    on_nvidia = _ids(address, found[0]).driver == "nvidia"
-    return _ids(
-        address,
-        found[0],
-        group=group,
-        members=tuple(members[one] for one in sorted(members)),
-        minor=minors[0] if minors and on_nvidia else None,
+    members = tuple(
+        other
+        for _, other in sorted(devices.items())
+        if other is not one
+        and (other.slot == one.slot or (one.group != "" and other.group == one.group))
     )
+    return replace(one, members=members)
 
 
 def _claims(lines: _Lines) -> tuple[proxmox.Claim, ...]:
@@ -238,16 +242,20 @@ def parse_overrides(output: ProbeOutput) -> Overrides:
     lines = _Lines(output.text)
     if pid := lines.one("pending"):
         return Overrides(problem=f"a write to a driver file by pid {pid} has not returned")
-    if output.timed_out:
-        return Overrides(
-            problem=f"reading driver_override did not return within {OVERRIDE_TIMEOUT_S:g} s",
-            stuck=True,
-        )
     values = {
         address: "" if value == "(null)" else value
         for address, value in lines.fields("override", 2)
     }
-    return Overrides(tuple(sorted(values.items())))
+    known = tuple(sorted(values.items()))
+    if not output.timed_out:
+        return Overrides(known)
+    begun = [address for address in lines.plain("reading") if address not in values]
+    if not begun:
+        return Overrides(known, f"the host gave no answer within {OVERRIDE_TIMEOUT_S:g} s")
+    problem = (
+        f"reading driver_override of {begun[-1]} did not return within {OVERRIDE_TIMEOUT_S:g} s"
+    )
+    return Overrides(known, problem, begun[-1])
 
 
 def probes(addresses: Sequence[str], root: str = "") -> list[Probe]:

@@ -10,10 +10,10 @@ from deployer import proxmox
 
 MODESET = "c3:fe"
 """195:254, /dev/nvidia-modeset: whoever has it open keeps every GPU of the driver in use."""
-CONTROL = "c3:ff"
 PERSISTENCED = "nvidia-persiste"
 """Name of nvidia-persistenced in /proc/PID/comm, which holds 15 characters."""
 
+_GROUP = re.compile(r"/dev/vfio/(\d+|devices/vfio\d+)(?: \(deleted\))?$")
 _UNIT = re.compile(r"/([^/\n]+\.service)(?:/|$)", re.MULTILINE)
 _ADDRESS = re.compile(r"\b[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b")
 
@@ -93,15 +93,23 @@ def describe(fields: Fields, pid: int) -> Holder:
 
 
 def holders(
-    fields: Fields, drivers: Mapping[str, str], groups: Mapping[str, str]
+    fields: Fields,
+    drivers: Mapping[str, str],
+    groups: Mapping[str, str],
+    minors: Mapping[str, int],
 ) -> tuple[tuple[str, Holder], ...]:
-    """(address, who) for each function of `drivers`; both are keyed by address."""
+    """(address, who) for each function of `drivers`; all are keyed by address."""
     by_path = {f"/dev/vfio/{group}": address for address, group in groups.items()}
     for address, name in fields("vfiodev", 2):
         by_path[f"/dev/vfio/devices/{name}"] = address
     by_number: dict[str, list[str]] = {}
     for address, number in fields("number", 2):
-        by_number.setdefault(number, []).append(address)
+        by_number.setdefault(_hex(number), []).append(address)
+    for group, number in fields("groupnumber", 2):
+        owners = [address for address, its in groups.items() if its == group]
+        by_number.setdefault(_hex(number), []).extend(owners)
+    for address, minor in minors.items():
+        by_number.setdefault(f"c3:{minor:x}", []).append(address)
     by_number[MODESET] = [address for address, driver in drivers.items() if driver == "nvidia"]
     held: dict[tuple[str, int], bool] = {}
     for pid, _, path in fields("open", 3):
@@ -115,6 +123,8 @@ def holders(
         if address in drivers:
             held[address, int(pid)] = True
     told = {pid for _, pid in held} | {int(pid) for pid, _ in fields("syspath", 2)}
+    # Who has a group open has the devices of that group.
+    told |= {int(pid) for pid, _, path in fields("open", 3) if _GROUP.search(path)}
     for pid, _, path in fields("open", 3):
         if path.startswith("anon_inode") and int(pid) not in told:
             for address, driver in drivers.items():
@@ -125,6 +135,12 @@ def holders(
         who = describe(fields, pid_)
         found.append((address, who if sure else _unsure(who)))
     return tuple(found)
+
+
+def _hex(number: str) -> str:
+    """`195:1` of sysfs as stat prints it, `c3:1`."""
+    major, _, minor = number.partition(":")
+    return f"{int(major):x}:{int(minor):x}" if major.isdigit() and minor.isdigit() else number
 
 
 def _unsure(who: Holder) -> Holder:

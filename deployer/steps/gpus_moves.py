@@ -59,8 +59,9 @@ def apply_script(
 
 
 def budget_s(moves: Sequence[Move], limit_s: float) -> float:
-    """The longest time that the script may take: each function needs a few guarded writes."""
-    return 60.0 + 8 * limit_s * max(1, len(moves))
+    """The longest time that the script may take: each function needs a few guarded writes, and the
+    modules may take minutes."""
+    return 600.0 + 8 * limit_s * max(1, len(moves))
 
 
 def unit_name(deployment: str) -> str:

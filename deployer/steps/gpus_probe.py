@@ -9,39 +9,39 @@ from __future__ import annotations
 from deployer.steps.gpus_scan import FUNCTIONS
 
 TIMEOUT_S = 20.0
-OVERRIDE_TIMEOUT_S = 4.0
+OVERRIDE_TIMEOUT_S = 10.0
 
 SCRIPT = (
     FUNCTIONS
     + r"""
-ids() {  # ADDRESS: vendor, device, class, driver
-  { read -r vendor <"$pci/devices/$1/vendor" && read -r device <"$pci/devices/$1/device" &&
-    read -r class <"$pci/devices/$1/class"; } 2>/dev/null || return 1
-  echo "$vendor $device $class $(driver "$1")"
-}
 echo "node $(uname -n)"
 echo "now $(date +%s)"
 { read -r boot <"$ROOT/proc/sys/kernel/random/boot_id"; } 2>/dev/null && echo "bootid $boot"
+# Links as `ls` shows them, for all devices at once: a process a device would be slow.
+ls -ld "$pci"/devices/*/driver "$pci"/devices/*/iommu_group 2>/dev/null |
+  sed -n 's,^.*/devices/\([^/]*\)/\([a-z_]*\) -> .*/\([^/]*\)$,link \1 \2 \3,p'
+for path in "$pci"/devices/*; do
+  { read -r vendor <"$path/vendor" && read -r device <"$path/device" &&
+    read -r class <"$path/class"; } 2>/dev/null || continue
+  bridge=-
+  [ ! -d "$path/pci_bus" ] || bridge=+
+  echo "pci ${path##*/} $vendor $device $class $bridge"
+done
+grep -H '^Device Minor:' "$ROOT"/proc/driver/nvidia/gpus/*/information 2>/dev/null |
+  sed -n 's,^.*/gpus/\([^/]*\)/information:,minor \1 ,p'
 for address in "$@"; do
-  if [ ! -d "$pci/devices/$address" ]; then echo "absent $address"; continue; fi
-  echo "gpu $address $(ids "$address")"
-  group=$(readlink "$pci/devices/$address/iommu_group") && echo "group $address ${group##*/}"
-  for path in "$pci/devices/${address%.*}".* "$pci/devices/$address"/iommu_group/devices/*; do
-    [ -e "$path" ] || [ -L "$path" ] || continue
-    member=${path##*/}
-    [ "$member" != "$address" ] && [ ! -d "$pci/devices/$member/pci_bus" ] || continue
-    echo "member $address $member $(ids "$member")"
+  for node in "$pci/devices/$address"/drm/card*/dev "$pci/devices/$address"/drm/renderD*/dev \
+    "$pci/devices/$address"/vfio-dev/vfio*/dev; do
+    { read -r number <"$node"; } 2>/dev/null && echo "number $address $number"
   done
-  information=$ROOT/proc/driver/nvidia/gpus/$address/information
-  [ -r "$information" ] && sed -n "s/^Device Minor:.*/minor $address &/p" "$information"
-  char_numbers "$address" | sed "s/^/number $address /"
   for vfio in "$pci/devices/$address"/vfio-dev/vfio*; do
     [ -e "$vfio" ] && echo "vfiodev $address ${vfio##*/}"
   done
 done
-for path in "$pci"/devices/*; do
-  { read -r class <"$path/class"; } 2>/dev/null || continue
-  case $class in 0x03*) echo "display ${path##*/} $(ids "${path##*/}")" ;; esac
+for node in "$ROOT"/sys/class/vfio/*/dev; do
+  { read -r number <"$node"; } 2>/dev/null || continue
+  node=${node%/dev}
+  echo "groupnumber ${node##*/} $number"
 done
 for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm vfio_pci; do
   [ -d "$ROOT/sys/module/$module" ] || continue
@@ -56,9 +56,7 @@ if { read -r count <"$ROOT/sys/module/nvidia/refcnt"; } 2>/dev/null; then
   echo "refs $count $dependents"
 fi
 sed -n 's/^ *\([0-9][0-9]*\) \(nvidia[a-z-]*\)$/major \1 \2/p' "$ROOT/proc/devices" 2>/dev/null
-for node in "$ROOT"/dev/nvidia*; do
-  [ -e "$node" ] && stat -c 'devnode %n|%F|%t:%T' "$node"
-done
+stat -c 'devnode %n|%F|%t:%T' "$ROOT"/dev/nvidia* 2>/dev/null
 for file in "$ROOT"/run/qemu-server/*.pid; do
   [ -r "$file" ] || continue
   { read -r pid <"$file"; } 2>/dev/null
@@ -86,15 +84,16 @@ for file in "$ROOT"/etc/pve/qemu-server/*.conf; do
   done <"$file"
 done
 [ -r "$ROOT/etc/pve/mapping/pci.cfg" ] && sed 's/^/mapping /' "$ROOT/etc/pve/mapping/pci.cfg"
-marked | sed 's/^/marked /'
+ours=$(marked)
+[ -z "$ours" ] || printf '%s\n' "$ours" | sed 's/^/marked /'
 links=$(open_links)
 writes=$(printf '%s\n' "$links" | sysfs_writes)
 told=
-numbers=$(for address in "$@"; do char_numbers "$address"; done | sort -u | tr '\n' '|')
 opened=$(
   printf '%s\n' "$links" | sed -n -e 's,^\([0-9]* [0-9]* .*/dev/vfio/.*\)$,open \1,p' \
     -e 's,^\([0-9]* [0-9]* anon_inode:.*vfio-device.*\)$,open \1,p'
-  open_chars | grep -E " (${numbers}c3:[0-9a-f]+|e2:[0-9a-f]+)\$" | sed 's/^/char /'
+  # Memory, terminals and input devices are everywhere and no GPU.
+  open_chars | sed -e '/ [145d]:/d' -e '/ 88:/d' -e 's/^/char /'
 )
 printf '%s\n' "$opened"
 printf '%s\n' "$opened" | sed -n 's/^open \([0-9]*\) \([0-9]*\) anon_inode.*/\1 \2/p' |
@@ -107,10 +106,11 @@ printf '%s\n' "$writes" | while read -r pid fd path; do
   [ -n "$pid" ] && [ -L "$ROOT/proc/$pid/fd/$fd" ] || continue
   its_state=$(state "$pid") && echo "write $pid $its_state $path"
 done
-for pid in $(
-  printf '%s\n' "$opened" | sed -n 's/^[a-z]* \([0-9]*\) .*/\1/p'
+[ -z "$opened$writes$ours" ] || for pid in $(
+  printf '%s\n' "$opened" | sed -n -e 's/^open \([0-9]*\) .*/\1/p' \
+    -e 's/^char \([0-9]*\) a:.*//' -e 's/^char \([0-9]*\) .*/\1/p' | sort -u
   printf '%s\n' "$writes" | sed 's/ .*//'
-  marked | cut -d ' ' -f 2
+  printf '%s\n' "$ours" | cut -d ' ' -f 2
 ); do
   case " $told " in *" $pid "*) continue ;; esac
   told="$told $pid"
@@ -135,6 +135,7 @@ done
 for address in "$@"; do
   for path in "$pci/devices/${address%.*}".* "$pci/devices/$address"/iommu_group/devices/*; do
     file=$pci/devices/${path##*/}/driver_override
+    [ -e "$file" ] && echo "reading ${path##*/}"
     { read -r value <"$file"; } 2>/dev/null && echo "override ${path##*/} $value"
   done
 done

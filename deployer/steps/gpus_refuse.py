@@ -19,7 +19,7 @@ does not stop nova_core, which claims Turing to Ada on newer kernels."""
 
 def refuse_look(host: str, seen: GpuFacts | None, overrides: Overrides | None) -> Plan | None:
     """What the look itself forbids: no answer, a pending write, a module under way."""
-    if seen is None or (seen.timed_out and not seen.functions):
+    if seen is None or (seen.timed_out and not any(one.present for one in seen.functions)):
         return Plan.blocked(
             f"the PCI devices of {host} did not answer in time",
             f"look at `dmesg` on {host}: a stuck unbind needs a host reboot",
@@ -29,17 +29,20 @@ def refuse_look(host: str, seen: GpuFacts | None, overrides: Overrides | None) -
     for one in seen.pending:
         if one.address and one.address not in ours and "nvidia" not in one.what:
             continue
+        holders = seen.held_by(one.address)
+        who = f", held by {', '.join(str(holder) for holder in holders)}" if holders else ""
+        ways = ", ".join(dict.fromkeys(holder.way_out for holder in holders))
         return Plan.blocked(
-            f"{one}: an unbind is stuck on {host}; only a host reboot clears it, and nothing else "
-            "is tried",
-            f"stop what holds the GPU if it can be found, else reboot {host}",
+            f"{one}{who}: an unbind is stuck on {host}; only a host reboot clears it, and nothing "
+            "else is tried",
+            (f"{ways}, and look again; when it stays, " if ways else "") + f"reboot {host}",
             stands=True,
         )
-    if overrides is not None and overrides.stuck:
-        gone = [address for address, one in ours.items() if not one.driver]
-        about = f" and {and_(gone)} has no driver" if gone else ""
+    if overrides is not None and overrides.stuck_at in ours:
+        driver = ours[overrides.stuck_at].driver or "no driver"
         return Plan.blocked(
-            f"{overrides.problem}{about}: a change of a driver is under way or stuck on {host}",
+            f"{overrides.problem}, and it is on {driver}: a change of its driver is under way or "
+            f"stuck on {host}",
             f"`dmesg | tail` on {host} tells which; when it stays, only a host reboot clears it",
             stands=True,
         )

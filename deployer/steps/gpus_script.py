@@ -27,6 +27,9 @@ export LC_ALL=C
 ROOT=${DEPLOYER_ROOT-}
 limit=$1
 shift
+# A driver's start may take longer than a write to sysfs: firmware is loaded, memory is cleared.
+patience=120
+[ "$limit" -le "$patience" ] || patience=$limit
 daemon=
 unload=
 while :; do
@@ -48,7 +51,7 @@ tick() { sleep 0.1 2>/dev/null || sleep 1; }
 now() { date +%s; }
 stuck() {
   echo "kernel:" >&2
-  dmesg 2>/dev/null | grep -e "${address:-NVRM}" -e NVRM -e 'blocked until' | tail -n 5 >&2
+  dmesg 2>/dev/null | grep -e NVRM -e "vfio-pci ${address-}" -e 'blocked until' | tail -n 3 >&2
   fail 75 "$1; only a reboot of this host clears it"
 }
 
@@ -76,6 +79,15 @@ on_nvidia() {
 }
 
 # guarded WHAT COMMAND...: runs it detached; its exit status, or the script ends with 75.
+# A module or a service may take longer than a write: see `patient`.
+span=$limit
+patient() {
+  span=$patience
+  guarded "$@"
+  code=$?
+  span=$limit
+  return "$code"
+}
 guarded() {
   what=$1
   shift
@@ -85,9 +97,9 @@ guarded() {
   $session sh -c 'work=$1; shift; "$@" >"$work/text" 2>&1; code=$?
     [ ! -d "$work" ] || { echo "$code" >"$work/end.part" && mv "$work/end.part" "$work/end"; }' \
     sh "$work" "$@" </dev/null >/dev/null 2>&1 &
-  stop=$(($(now) + limit + 1))
+  stop=$(($(now) + span + 1))
   until [ -f "$work/end" ]; do
-    [ "$(now)" -lt "$stop" ] || stuck "$what has not returned after $limit s"
+    [ "$(now)" -lt "$stop" ] || stuck "$what has not returned after $span s"
     tick
   done
   return "$(cat "$work/end")"
@@ -132,10 +144,10 @@ users() {
 }
 scan() {
   ( open_links >"$work/links"; open_chars >"$work/chars"; : >"$work/scanned" ) </dev/null 2>&1 &
-  stop=$(($(now) + limit + 1))
+  stop=$(($(now) + 30))
   until [ -f "$work/scanned" ]; do
     [ "$(now)" -lt "$stop" ] ||
-      fail 77 "the open files of all processes could not be looked at in $limit s"
+      fail 77 "the open files of all processes could not be looked at in 30 s"
     tick
   done
   rm -f "$work/scanned"
@@ -166,7 +178,7 @@ pause_daemon() {
   done
   [ -n "${held# }" ] && systemctl is-active --quiet nvidia-persistenced.service || return 0
   paused=yes
-  guarded "the stop of nvidia-persistenced" systemctl stop nvidia-persistenced.service ||
+  patient "the stop of nvidia-persistenced" systemctl stop nvidia-persistenced.service ||
     fail 77 "nvidia-persistenced cannot be stopped: $(cat "$work/text")"
   say "nvidia-persistenced is stopped"
 }
@@ -203,7 +215,7 @@ load() {
     nvidia-gpu) module=i2c_nvidia_gpu ;;
     *) module=$1 ;;
   esac
-  guarded "modprobe $module" modprobe "$module" ||
+  patient "modprobe $module" modprobe "$module" ||
     fail 77 "modprobe $module failed: $(cat "$work/text")"
 }
 free() {
@@ -228,9 +240,11 @@ free() {
 bind() {
   [ "$to" != - ] || { [ -z "$(driver "$address")" ]; return; }
   if [ "$(driver "$address")" != "$to" ]; then
+    span=$patience
     put "$address" "the probe of $address" "$address" "$pci/drivers_probe" ||
       fail 77 "$address cannot be probed: $(cat "$work/text")"
   fi
+  span=$limit
   wait_driver "$address" = "$to" ||
     fail 77 "$address is bound to '$(driver "$address")' and not to $to after $limit s"
   say "$address is bound to $to"
@@ -255,7 +269,7 @@ nodes() {
   load_uvm=
   [ -d "$ROOT/sys/module/nvidia_uvm" ] || load_uvm=yes
   if [ -n "$load_uvm" ]; then
-    guarded "modprobe nvidia_uvm" modprobe nvidia_uvm ||
+    patient "modprobe nvidia_uvm" modprobe nvidia_uvm ||
       fail 77 "modprobe nvidia_uvm failed: $(cat "$work/text")"
   fi
   flags=
@@ -271,7 +285,7 @@ nodes() {
   done
   if command -v nvidia-modprobe >/dev/null; then
     # shellcheck disable=SC2086
-    guarded nvidia-modprobe nvidia-modprobe -u $flags ||
+    patient nvidia-modprobe nvidia-modprobe -u $flags ||
       say "nvidia-modprobe failed: $(cat "$work/text")"
   fi
   # What nvidia-modprobe has not made, or has left with an old major.
@@ -310,7 +324,7 @@ done
 if [ -n "$unload" ] && [ -z "$(on_nvidia)" ]; then
   for module in $unload; do
     [ -d "$ROOT/sys/module/$module" ] || continue
-    guarded "modprobe -r $module" modprobe -r "$module" ||
+    patient "modprobe -r $module" modprobe -r "$module" ||
       fail 77 "modprobe -r $module failed: $(cat "$work/text")"
   done
 fi

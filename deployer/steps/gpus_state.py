@@ -94,7 +94,7 @@ def new_nodes(before: Facts, after: Facts) -> tuple[str, ...]:
 def differences(before: Facts, after: Facts) -> list[str]:
     """What is not as it was, link by link and file by file; empty when all is as before."""
     first, last = before.need(GpuFacts), after.get(GpuFacts)
-    if last is None or (last.timed_out and not last.functions):
+    if last is None or (last.timed_out and not any(one.present for one in last.functions)):
         return ["the PCI devices gave no answer, so nothing can be compared"]
     found = []
     now = last.all_functions()

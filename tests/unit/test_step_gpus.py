@@ -232,11 +232,17 @@ def test_a_write_to_a_device_of_no_concern_forbids_nothing() -> None:
 
 def test_an_override_that_cannot_be_read_is_a_pending_change() -> None:
     gone = (function(A, ""), function(B, "vfio-pci"))
-    late = parse_overrides(ProbeOutput(124, b"", b"", timed_out=True))
-    decided = plan(on_vfio(functions=gone), DRIVER, late)
+    late = ProbeOutput(124, f"reading {A}\n".encode(), b"", timed_out=True)
+    decided = plan(on_vfio(functions=gone), DRIVER, parse_overrides(late))
     assert decided.state is PlanState.BLOCKED
-    assert f"{A} has no driver" in decided.reason
+    assert f"driver_override of {A} did not return within 10 s, and it is on no driver" in (
+        decided.reason
+    )
     assert "host reboot" in decided.fix
+    # A host that was only slow has begun no read.
+    slow = parse_overrides(ProbeOutput(124, b"", b"", timed_out=True))
+    assert slow.problem == "the host gave no answer within 10 s"
+    assert plan(on_vfio(), DRIVER, slow).state is PlanState.CHANGES
 
 
 @pytest.mark.parametrize(
@@ -469,7 +475,8 @@ def test_look_at_nvidia_finds_a_container_by_device_number(
 
 
 def test_a_scan_that_was_cut_off_is_not_believed() -> None:
-    whole = f"gpu {A} 0x10de 0x2230 0x030000 vfio-pci\nscanned\n".encode()
+    device = f"link {A} driver vfio-pci\npci {A} 0x10de 0x2230 0x030000 -\n"
+    whole = f"{device}scanned\n".encode()
     assert parse(ProbeOutput(0, whole, b""), [A]).scanned
     cut = parse(ProbeOutput(124, whole.removesuffix(b"scanned\n"), b"", timed_out=True), [A])
     assert not cut.scanned and cut.functions[0].driver == "vfio-pci"
