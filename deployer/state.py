@@ -93,6 +93,8 @@ class FailedWant(StateModel):
     cause: str
     exit_code: int
     """What `up` ended with: 1 the launch failed, 5 a gate."""
+    fix: str = ""
+    """What was said to help."""
 
 
 class ManifestFile(StateModel):

@@ -30,8 +30,10 @@ def want_key(want: Deployment, manifest: Manifest | None) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def remember_failure(state: DeploymentState, want: Deployment, cause: str, exit_code: int) -> None:
-    """Records that this very wish was tried and failed. `cause` holds no secret."""
+def remember_failure(
+    state: DeploymentState, want: Deployment, cause: str, exit_code: int, fix: str = ""
+) -> None:
+    """Records that this very wish was tried and failed. `cause` and `fix` hold no secret."""
     key = want_key(want, state.manifest)
     if not key:
         return
@@ -43,6 +45,7 @@ def remember_failure(state: DeploymentState, want: Deployment, cause: str, exit_
             when=time.time(),
             cause=" ".join(cause.split())[:400],
             exit_code=exit_code,
+            fix=" ".join(fix.split())[:400],
         )
     )
     del state.failed[:-KEPT]

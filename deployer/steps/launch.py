@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import REFUSALS, StepFailed, Unreachable
+from deployer.errors import REFUSALS, RemoteCommandFailed, StepFailed, Unreachable
 from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
@@ -147,7 +147,10 @@ class LaunchStep(Step):
                     )
                     fall.failed(rung, LEFT_OUT)
                     continue
-                job, launch = self.start_rung(context, rung, fall.note(rung), key)
+                try:
+                    job, launch = self.start_rung(context, rung, fall.note(rung), key)
+                except RemoteCommandFailed as error:
+                    raise self._not_started(context, key, failed, error) from error
                 view = outlook(want, facts, context.state.manifest, rung.variant)
                 launch.figures.update(view.figures)
                 context.note(f"variant {rung.variant}: {view.words}")
@@ -174,9 +177,8 @@ class LaunchStep(Step):
                 fix="change the variants of the playbook as the notes above say",
             )
         said = last[1].failure
-        remember_failure(
-            context.state, context.want, redacted(f"{said.cls}: {said.cause_line}", key), 1
-        )
+        cause = redacted(f"{said.cls}: {said.cause_line}", key)
+        remember_failure(context.state, context.want, cause, StepFailed.exit_code, said.action)
         context.save()
         known = self.restore(context, key, failed)
         raise as_step_failed(context.want, *last, known, key) from last[1]
@@ -205,6 +207,20 @@ class LaunchStep(Step):
             context.note(f"{told}; trying it once more with {found.words}", "warning")
         elif fall.left:
             context.note(f"{told}; trying the next one", "warning")
+
+    def _not_started(
+        self,
+        context: StepContext,
+        key: str,
+        failed: Collection[str],
+        error: RemoteCommandFailed,
+    ) -> StepFailed:
+        """The job did not begin: nothing of the wish was tried, and the old server is gone."""
+        if not (known := self.restore(context, key, failed)):
+            return error
+        return StepFailed(
+            f"{error.what}; {known}", where=error.where, fix=error.fix, evidence=error.evidence
+        )
 
     def _end_rest(self, context: StepContext, job: JobIdentity) -> None:
         """Processes that a dead launch has marked as its own hold GPU memory; so do its files."""

@@ -215,7 +215,7 @@ class StopStep(Step):
 
     def _drain(self, context: StepContext, job: JobIdentity, alive: Callable[[], bool]) -> None:
         limit_s = context.want.playbook.stop.drain_s
-        if limit_s > 0:
+        if limit_s > 0 and alive():
             context.note(drain(context, job, limit_s, alive, self.now, self.sleep))
 
     def _adopted(self, context: StepContext, data: StopAdopted) -> None:

@@ -91,11 +91,12 @@ def failed_again(
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(failed.when))
     good = next((one for one in state.launches if one.id == state.known_good), None)
     known = good is not None and good.fingerprint == job.fingerprint
+    helps = f" ({failed.fix})" if failed.fix else ""
     return Plan.blocked(
         f"exactly this (variant {failed.variant}) failed at {when}: {failed.cause}; "
         f"{'known-good ' if known else ''}launch {job.identity.id} (variant {job.launch.variant}) "
         f"{'serves' if serving else 'runs'} and was left alone",
-        f"change the playbook; `deploy up {want.id} --retry` tries it again as it is",
+        f"change the playbook{helps}; `deploy up {want.id} --retry` tries it again as it is",
         exit_code=failed.exit_code,
     )
 

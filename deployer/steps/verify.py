@@ -133,7 +133,7 @@ class VerifyStep(Step):
                 self.now,
                 self.sleep,
             )
-            remember_failure(context.state, want, error.what, error.exit_code)
+            remember_failure(context.state, want, error.what, error.exit_code, error.fix)
             context.save()
             raise fallback.error() from error
         self._record(context, job.id, "good", figures, required=True)

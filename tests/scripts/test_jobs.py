@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -271,6 +272,26 @@ def test_stop_takes_the_orphans_of_a_killed_script(jobs: Jobs) -> None:
     assert start_time(pid) is not None
     assert jobs.stop(job, grace_s=5).how == "TERM"
     assert start_time(pid) is None
+
+
+def test_stop_finds_what_only_holds_the_log(jobs: Jobs) -> None:
+    """Its environment is gone and it has left the session; who only reads the log is a reader."""
+    job = jobs.start("a", "1", "setsid env -i sh -c 'echo $$ >child; exec sleep 7406' & wait")
+    child = folder(jobs, job) / "child"
+    until(lambda: child.exists() and child.read_text())
+    pid = int(child.read_text())
+    with (folder(jobs, job) / "log").open("rb") as log:
+        reader = subprocess.Popen(["sleep", "7407"], stdin=log)
+    for victim in (job.session, job.pid):
+        os.kill(victim, signal.SIGKILL)
+    until(lambda: start_time(job.pid) is None and start_time(job.session) is None)
+    assert start_time(pid) is not None
+    proof = jobs.stop(job, grace_s=5)
+    assert (proof.stopped, proof.how) == (True, "TERM")
+    assert start_time(pid) is None
+    assert reader.poll() is None
+    reader.kill()
+    reader.wait()
 
 
 def test_stop_leaves_strangers_alone(jobs: Jobs) -> None:

@@ -21,7 +21,7 @@ from serverworld import (
     state,
 )
 
-from deployer.errors import StepFailed
+from deployer.errors import RemoteCommandFailed, StepFailed
 from deployer.model import Facts, Plan, PlanState
 from deployer.restart import RestartStop
 from deployer.state import DeploymentState, Launch
@@ -159,6 +159,25 @@ def test_a_failed_launch_is_remembered_once_the_ladder_is_down() -> None:
     assert found.cause.startswith("not-enough-memory: RuntimeError: Not enough memory.")
     again = StopStep().plan(want, serving(), own)
     assert (again.state, again.exit_code) == (PlanState.BLOCKED, 1)
+    assert again.fix.startswith(f"change the playbook ({found.fix}); `deploy up") and found.fix
+
+
+def test_a_job_that_cannot_begin_is_no_failure_of_the_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, clock, jobs = state(), Clock(), FakeJobs([Script(list(UP))])
+    known_good(own)
+    start = jobs.start
+
+    def fails_once(*words: Any, **more: Any) -> Any:
+        monkeypatch.setattr(jobs, "start", start)
+        raise RemoteCommandFailed("cannot write below /var/lib/deployer", where="kpro5")
+
+    monkeypatch.setattr(jobs, "start", fails_once)
+    step = LaunchStep(clock.now, clock.sleep)
+    made, _ = context(WANT, own, jobs)
+    seen = facts(fact())
+    with pytest.raises(StepFailed, match=r"cannot write .*; the last known-good arguments"):
+        step.apply(made, seen, step.plan(WANT, seen, own))
+    assert own.launches[-1].verdict == "ready" and own.failed == []
 
 
 @pytest.mark.parametrize("variant", ["mtp", "no-mtp"])
