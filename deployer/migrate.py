@@ -235,7 +235,8 @@ class _Run:
         decision = self.decide(looks)
         match decision:
             case Nothing():
-                self.result.done = decision.why
+                self.record_everywhere(decision.record, looks)
+                self.result.record, self.result.done = decision.record, decision.why
                 return
             case TakeBack():
                 self.record = decision.record
@@ -447,6 +448,13 @@ class _Run:
             side.save()
         for side in (self.destination, self.source):
             side.write_mark(self.record)
+
+    def record_everywhere(self, record: Migration, looks: Mapping[str, Facts]) -> None:
+        """A run that was killed at its very end may have left an older copy on a host."""
+        for side in (self.destination, self.source):
+            marked = looks[side.want.id].get(Marked) if side.want.id in looks else None
+            if marked is not None and marked.record != record and not self.options.dry_run:
+                side.write_mark(record)
 
     def finish(self, outcome: str) -> None:
         """The end, one way or the other. An aborted one leaves no record on the hosts."""

@@ -46,8 +46,9 @@ class TakeBack:
 
 @dataclass(frozen=True)
 class Nothing:
-    """There is nothing to do."""
+    """It was finished before."""
 
+    record: Migration
     why: str
 
 
@@ -116,7 +117,7 @@ def decide(
     if source_serves and not ours.keep_source:
         return Begin()
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ours.entered))
-    return Nothing(f"{_word(ours)} was finished at {when}; --abort would take it back")
+    return Nothing(ours, f"{_word(ours)} was finished at {when}; --abort would take it back")
 
 
 def _is(record: Migration, source: str, destination: str) -> bool:
