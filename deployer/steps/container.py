@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import ClassVar
 
-from deployer import proxmox
+from deployer import pct_errors, proxmox
 from deployer.deployment import Deployment
-from deployer.errors import DeployError, HostKeyUnknown, Unreachable
+from deployer.errors import DeployError, HostKeyUnknown, StepFailed, Unreachable
 from deployer.inventory import Create
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Where
 from deployer.state import DeploymentState
@@ -87,6 +87,16 @@ class ContainerStep(Step):
         A node that hot-plug did not bring needs a restart, and libraries can only be installed in
         a guest that runs; neither is knowable before.
         """
+        try:
+            self._rounds(context, facts, plan)
+        except StepFailed as error:
+            told = pct_errors.explain(error.evidence)
+            if told is not None:
+                error.add(told.cause)
+                error.fix = error.fix or told.fix
+            raise
+
+    def _rounds(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         guarded = False
         for _ in range(ROUNDS):
             first = plan.changes[0]

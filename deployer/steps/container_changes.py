@@ -147,7 +147,7 @@ def edit_lines(vmid: int, before: str, edit: pct_edit.Edit, reason: str) -> Chan
     action = edit_conf(vmid, before, pct_edit.apply(before, edit))
     parts = []
     if edit.replace:
-        parts.append(f"correct {', '.join(new for _, new in edit.replace)}")
+        parts += [f"correct {old} to {new}" for old, new in edit.replace]
     if edit.add:
         parts.append(f"add {', '.join(edit.add)}")
     title = f"{' and '.join(parts)} in the configuration of container {vmid}"

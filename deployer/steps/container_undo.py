@@ -58,7 +58,7 @@ def undo(context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> 
                 said = (answer.error_text.strip() or answer.text.strip()).splitlines()
                 failed.append(f"{one.what} failed: {said[-1] if said else answer.exit}")
         after = context.reprobe().get(ContainerFacts) if done or failed else now
-        if after is not None and after.conf is not None and not failed:
+        if after is not None and after.conf is not None:
             after = _bytes_back(context, vmid, before, after)
         left = failed + (differences(before, after) if after is not None else [])
     except DeployError as trouble:
@@ -119,7 +119,7 @@ def _bytes_back(
     """pct sorts and moves lines when it writes: with the same meaning, the old text comes back."""
     if after.conf == before.conf or after.conf is None or before.conf is None:
         return after
-    if differences(before, after):
+    if _config_differences(before, after):
         return after
     action = edit_conf(vmid, after.conf, before.conf)
     context.on(Where.HOST).run(action.script, stdin=action.stdin, timeout_s=action.timeout_s)
@@ -128,6 +128,13 @@ def _bytes_back(
 
 def differences(before: ContainerFacts, after: ContainerFacts) -> list[str]:
     """What is not as it was, with the reason where it is known; [] when nothing differs."""
+    found = _config_differences(before, after)
+    if before.status != after.status:
+        found.append(f"it is {after.status or 'of unknown state'} and was {before.status}")
+    return found
+
+
+def _config_differences(before: ContainerFacts, after: ContainerFacts) -> list[str]:
     found = []
     old, new = before.config(), after.config()
     waits = {key for key in new.delete if key not in old.delete}
@@ -136,13 +143,9 @@ def differences(before: ContainerFacts, after: ContainerFacts) -> list[str]:
     current = _section("", old.current, new.current)
     pending = _section("pending ", old.pending, new.pending)
     found += [text for text in (*current, *pending) if text.split(" ")[0] not in waits]
-    found += [
-        f"snapshot {name} was dropped" for name in sorted(set(old.snapshots) - set(new.snapshots))
-    ]
-    found += [f"snapshot {name} is new" for name in sorted(set(new.snapshots) - set(old.snapshots))]
-    if before.status != after.status:
-        found.append(f"it is {after.status or 'of unknown state'} and was {before.status}")
-    return found
+    gone, made = set(old.snapshots) - set(new.snapshots), set(new.snapshots) - set(old.snapshots)
+    found += [f"snapshot {name} was dropped" for name in sorted(gone)]
+    return found + [f"snapshot {name} is new" for name in sorted(made)]
 
 
 def _section(label: str, old: Section, new: Section) -> list[str]:

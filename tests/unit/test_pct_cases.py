@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pctlab import PctLab, argv_of, load_lab
 
 from deployer.pct_config import Section, decode, encode, parse_conf
+from tests.unit.pctlab import PctLab, argv_of, load_lab
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "pct"
 RECORDED = Path(__file__).parents[3] / "shared" / "field" / "pct-cases"

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from pctlab import PctLab, load_lab
-from test_pct_cases import cases, raw
 
 from deployer.gpu import Node
 from deployer.pct_config import PctConfig, decode, encode, parse_conf
@@ -22,6 +20,8 @@ from deployer.pct_edit import (
     raw_edit,
     stale_rules,
 )
+from tests.unit.pctlab import PctLab, load_lab
+from tests.unit.test_pct_cases import cases, raw
 
 BASE = "arch: amd64\nmemory: 512\n"
 UVM = Node("/dev/nvidia-uvm", "char", 506, 0)

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hoststeps import SHELLS, Door, context, deployment, facts, output, run_script, tool, write
-from test_step_driver import userspace
-from test_step_gpus import NODES, char, on_nvidia, on_vfio
 
 from deployer import gpu
 from deployer.errors import ConnectionLost, Unreachable
@@ -21,6 +18,19 @@ from deployer.state import DeploymentState
 from deployer.steps.container import ContainerStep
 from deployer.steps.container_facts import ContainerFacts, CudaCheck, GuestNodes, probes
 from deployer.steps.driver_facts import GuestDriver
+from tests.unit.hoststeps import (
+    SHELLS,
+    Door,
+    context,
+    deployment,
+    facts,
+    output,
+    run_script,
+    tool,
+    write,
+)
+from tests.unit.test_step_driver import userspace
+from tests.unit.test_step_gpus import NODES, char, on_nvidia, on_vfio
 
 BY_SHELL = pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
 BARE = "arch: amd64\nhostname: sglang\nrootfs: local:129/x.raw\n"
@@ -290,3 +300,231 @@ def test_look_at_a_missing_container(tmp_path: Path, shell: list[str]) -> None:
     assert isinstance(seen, ContainerFacts)
     assert not seen.exists
     assert text in seen.status_text
+
+
+EPERM, EACCES, ENXIO = (
+    "Operation not permitted",
+    "Permission denied",
+    "No such device or address",
+)
+
+
+def refused(path: str, said: str) -> CudaCheck:
+    return CudaCheck(9, 999, refused=((path, said),))
+
+
+@pytest.mark.parametrize(
+    ("conf", "check", "reason", "fix"),
+    [
+        (
+            FULL.replace("uvm,mode=0666", "uvm,deny-write=1"),
+            refused("/dev/nvidia-uvm", EPERM),
+            "dev3 says deny-write",
+            "pct set 129 --dev3 /dev/nvidia-uvm,mode=0666; pct reboot 129",
+        ),
+        (
+            FULL.replace("nvidia0,mode=0666", "nvidia0"),
+            refused("/dev/nvidia0", EACCES),
+            "mode and owner of the node, in a privileged container",
+            "pct set 129 --dev0 /dev/nvidia0,mode=0666",
+        ),
+        (
+            FULL + "unprivileged: 1\n",
+            refused("/dev/nvidiactl", EACCES),
+            "in an unprivileged container",
+            "--dev2 /dev/nvidiactl,mode=0666",
+        ),
+        (FULL, refused("/dev/nvidia0", ENXIO), "the driver behind it is gone", "deploy doctor"),
+        (FULL, refused("/dev/nvidia0", "No such device"), "is gone", "nvidia again"),
+        (FULL, refused("/dev/nvidia0", "Input/output error"), "Input/output error", "dmesg"),
+    ],
+)
+def test_errors_of_opening_are_told_apart(
+    conf: str, check: CudaCheck, reason: str, fix: str
+) -> None:
+    decided = plan(pct(conf), guest(), check)
+    assert decided.state is PlanState.BLOCKED
+    assert reason in decided.reason
+    assert fix in decided.fix
+
+
+def test_rules_that_are_older_than_the_configuration_need_a_restart() -> None:
+    decided = plan(pct(FULL), guest(), refused("/dev/nvidia-uvm", EPERM))
+    assert titles(decided) == ["restart container 129"]
+    never = plan(pct(FULL), guest(), refused("/dev/nvidia-uvm", EPERM), restart="never")
+    assert never.state is PlanState.BLOCKED
+
+
+RAW = BARE + "".join(
+    f"lxc.mount.entry: {node.path} {node.path[1:]} none bind,optional,create=file\n"
+    for node in NODES
+)
+
+
+def test_raw_lines_count_as_configured() -> None:
+    conf = RAW + "lxc.cgroup2.devices.allow: c 195:* rwm\nlxc.cgroup2.devices.allow: c 509:* rwm\n"
+    assert plan(pct(conf), guest(), CudaCheck(0, 0)).state is PlanState.NOTHING
+
+
+def test_a_shut_rule_is_mended_only_in_privileged_containers() -> None:
+    conf = RAW + "lxc.cgroup2.devices.allow: c 195:* rwm\nlxc.cgroup2.devices.allow: c 508:* rwm\n"
+    decided = plan(pct(conf), guest())
+    assert [title.split(" ")[0] for title in titles(decided)] == ["take", "correct", "restart"]
+    assert "shut out" in decided.reason
+    assert plan(pct(conf + "unprivileged: 1\n"), guest()).state is PlanState.NOTHING
+    never = plan(pct(conf), guest(), restart="never")
+    assert never.state is PlanState.BLOCKED
+
+
+def test_what_the_inventory_does_not_name_is_left_alone_and_said() -> None:
+    conf = FULL + (
+        "dev9: /dev/nvidia7\nlxc.mount.entry: /dev/nvidia8 dev/nvidia8 none bind 0 0\n"
+        "lxc.cgroup2.devices.allow: c 508:* rwm\nnot a line\n"
+        "[pve:pending]\ncores: 2\ndelete: swap\n"
+    )
+    decided = plan(pct(conf), guest(), CudaCheck(0, 0))
+    assert decided.state is PlanState.NOTHING
+    assert "left alone: /dev/nvidia8 (raw), dev9 /dev/nvidia7" in decided.reason
+    assert "stale rules: c 508:* rwm" in decided.reason
+    assert "pending until its next start: -swap, cores" in decided.reason
+    assert "1 lines that pct cannot read" in decided.reason
+
+
+def test_a_device_that_is_only_pending_needs_the_restart() -> None:
+    pending = "".join(f"dev{n}: {node.path},mode=0666\n" for n, node in enumerate(NODES))
+    decided = plan(pct(BARE + "\n[pve:pending]\n" + pending), guest([]))
+    assert titles(decided) == ["restart container 129"]
+
+
+@pytest.mark.parametrize("status", ["stopped", "running"])
+def test_an_entry_whose_node_is_gone_keeps_it_from_starting(status: str) -> None:
+    seen = pct(FULL + "dev7: /dev/nvidia9\n", status)
+    decided = plan(seen, guest([]))
+    assert decided.state is PlanState.BLOCKED
+    assert "cannot start: dev7 (/dev/nvidia9) is not on kpro5" in decided.reason
+    assert "pct set 129 --delete dev7" in decided.fix
+
+
+@pytest.mark.parametrize(
+    ("conf", "more", "reason", "fix"),
+    [
+        (BARE, {"quorate": False}, "no quorum", "pvecm"),
+        (BARE + "template: 1\n", {}, "is a template", "none"),
+        (BARE + "lock: backup\n", {"tasks": ("vzdump",)}, "task vzdump works on it", "has ended"),
+        (BARE + "lock: create\n", {}, "was not ours", "pct destroy 129"),
+        (BARE + "lock: migrate\n", {}, "vzmigrate was cut off", "pct unlock 129"),
+        (BARE + "lock: mytool\n", {}, "another tool was cut off", "pct unlock 129"),
+        (None, {"elsewhere": ("VM 129 on kpro6",)}, "there is VM 129 on kpro6", "correct"),
+        (None, {"status_text": "sh: pct: not found"}, "it is no Proxmox host", "kind: plain"),
+        (None, {"status_text": "please run as root"}, "needs root", "user: root"),
+        (
+            None,
+            {"status_text": "ipcc_send_rec[1] failed: Connection refused"},
+            "is not mounted",
+            "pve-cluster",
+        ),
+    ],
+)
+def test_more_refusals(conf: str | None, more: dict[str, Any], reason: str, fix: str) -> None:
+    seen = pct(conf, "" if conf is None else "stopped")
+    decided = plan(dataclasses.replace(seen, **more))
+    assert decided.state is PlanState.BLOCKED
+    assert reason in decided.reason
+    assert fix in decided.fix
+
+
+def test_without_quorum_a_container_that_needs_nothing_is_fine() -> None:
+    assert plan(pct(FULL, quorate=False), guest(), CudaCheck(0, 0)).state is PlanState.NOTHING
+
+
+def test_the_ha_manager_is_asked() -> None:
+    decided = plan(pct(FULL, ha="started"), guest([]))
+    assert titles(decided) == ["restart container 129 through the HA manager"]
+    broken = plan(pct(FULL, "stopped", ha="error"))
+    assert broken.state is PlanState.BLOCKED
+    assert "ha-manager set ct:129 --state started" in broken.fix
+
+
+def test_a_snapshot_only_where_wanted_and_once() -> None:
+    want = deployment()
+    host = want.host
+    silent = host.containers[129].model_copy(update={"snapshot": "never"})
+    host = host.model_copy(update={"containers": {129: silent}})
+    seen = facts(on_nvidia(), LIBRARIES, pct(BARE, "stopped"))
+    decided = ContainerStep().plan(dataclasses.replace(want, host=host), seen, DeploymentState())
+    assert titles(decided)[-1] == "start container 129"
+    assert len(decided.changes) == 2
+    first = plan(pct(BARE, "stopped"))
+    name = first.changes[0].title.split(" ")[2]
+    taken = BARE + f"parent: {name}\n\n[{name}]\nmemory: 1\nsnaptime: 5\n"
+    assert len(plan(pct(taken, "stopped")).changes) == 2
+
+
+def test_a_file_that_etc_pve_cannot_hold_is_refused() -> None:
+    decided = plan(pct(BARE + "#" + "x" * 1024 * 1024 + "\n", "stopped", PVE7))
+    assert decided.state is PlanState.BLOCKED
+    assert "takes 1 MiB" in decided.reason
+
+
+@BY_SHELL
+def test_look_at_the_cluster(tmp_path: Path, shell: list[str]) -> None:
+    root, tools = tmp_path / "root", tmp_path / "bin"
+    conf = "#gr\udcff\nlock: backup\ndev0: gid=4,path=/dev/here\r\ndev1: /dev/gone\n"
+    conf += "[s1]\ndev2: /dev/x\n"
+    (root / "etc/pve/lxc").mkdir(parents=True)
+    (root / "etc/pve/lxc/129.conf").write_bytes(conf.encode("utf-8", "surrogateescape"))
+    write(root / "etc/pve/.members", '{"cluster": { "name": "a", "quorate": 0 }}\n')
+    write(root / "etc/pve/ha/resources.cfg", "vm: 129\n\tstate started\n\nct: 129\n\tstate error\n")
+    write(root / "etc/pve/nodes/kpro6/lxc/129.conf", "")
+    write(
+        root / "proc/devices", "Character devices:\n  1 mem\n509 nvidia-uvm\n\nBlock:\n  7 loop\n"
+    )
+    upid = "task UPID:kpro5:0001:0002:0003:vzdump:129:root@pam:"
+    (root / "proc/77").mkdir()
+    (root / "proc/77/cmdline").write_bytes(upid.encode() + b"\0")
+    (root / "proc/78").mkdir()
+    (root / "proc/78/cmdline").write_bytes(upid.replace(":129:", ":1290:").encode())
+    (root / "dev").mkdir()
+    char(root / "dev/here", 10, 3)
+    tool(tools, "pct", "echo status: stopped\n")
+    tool(tools, "dpkg-query", "echo 6.1.10\n")
+    tool(tools, "ha-manager", "echo 'service ct:129 (kpro5, error)'\n")
+    one = probes(129, str(root))[0]
+    seen = one.parse(output(run_script(one.script, shell, tools)))
+    assert isinstance(seen, ContainerFacts)
+    assert seen.conf == conf
+    assert (seen.quorate, seen.ha) == (False, "error")
+    assert seen.ha_status == "service ct:129 (kpro5, error)"
+    assert seen.elsewhere == ("container 129 on kpro6",)
+    assert seen.tasks == ("vzdump",)
+    assert seen.majors == {1, 509}
+    assert seen.on_host("/dev/here")
+    assert not seen.on_host("/dev/gone")
+    assert not seen.on_host("/dev/x")
+
+
+@BY_SHELL
+@pytest.mark.parametrize(
+    "conf", ["", "memory: 512", "memory: 512\r\n\r\n", "a\n=== conf\n=== whole\n"]
+)
+def test_the_file_comes_as_it_is(tmp_path: Path, shell: list[str], conf: str) -> None:
+    (tmp_path / "etc/pve/lxc").mkdir(parents=True)
+    (tmp_path / "etc/pve/lxc/129.conf").write_bytes(conf.encode())
+    tool(tmp_path / "bin", "pct", "echo status: stopped\n")
+    one = probes(129, str(tmp_path))[0]
+    seen = one.parse(output(run_script(one.script, shell, tmp_path / "bin")))
+    assert isinstance(seen, ContainerFacts)
+    assert seen.conf == conf
+
+
+@BY_SHELL
+def test_why_a_node_cannot_be_opened(tmp_path: Path, shell: list[str]) -> None:
+    (tmp_path / "dev").mkdir()
+    char(tmp_path / "dev/nvidiactl", 195, 255)
+    char(tmp_path / "dev/nvidia0", 195, 0)
+    one = probes(129, str(tmp_path))[2]
+    seen = one.parse(output(run_script(one.script, shell)))
+    assert isinstance(seen, CudaCheck)
+    # No such driver here: ENXIO; where the machine's own rules shut it out: EPERM.
+    assert {path for path, _ in seen.refused} == {"/dev/nvidia0", "/dev/nvidiactl"}
+    assert {said for _, said in seen.refused} <= {EPERM, ENXIO, "No such device"}
