@@ -1,0 +1,429 @@
+"""What decides in a migration: journal, obstacles, sources of weights, gap, address."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from typing import Any
+
+import pytest
+import serverworld as world
+
+from deployer.errors import StepFailed, UsageError
+from deployer.inventory import AddressCutover, Cutover, HookCutover, Ssh
+from deployer.migrate_cutover import (
+    cutover_of,
+    drop_words,
+    give_words,
+    holds,
+    moved,
+    run_hook,
+    worker_url,
+)
+from deployer.migrate_gap import Gap, Ledger, Meter
+from deployer.migrate_journal import (
+    PHASES,
+    Begin,
+    Nothing,
+    Resume,
+    TakeBack,
+    after,
+    decide,
+    entered,
+    newest,
+)
+from deployer.migrate_preflight import (
+    Obstacle,
+    container_differences,
+    destination_obstacles,
+    differences,
+    lock_obstacle,
+    pair_obstacles,
+    refused,
+    source_obstacles,
+)
+from deployer.migrate_side import Marked, mark_path, parse_mark, trouble, with_drain
+from deployer.migrate_weights import (
+    LendingPeer,
+    Login,
+    Rate,
+    choose,
+    key_line,
+    known_hosts,
+    login_of,
+    with_source,
+)
+from deployer.model import Change, Facts, Plan, ProbeOutput, Procedure, Where
+from deployer.observe import LockSeen
+from deployer.pct_config import parse_conf
+from deployer.remote.hostlock import Controller, Held, LockRecord
+from deployer.state import Migration
+from deployer.steps.container_facts import ContainerFacts
+from deployer.steps.server_facts import ServerFact
+from deployer.steps.serving_fact import ServingFact
+from deployer.steps.shards_download import job_files
+
+WANT = world.deployment()
+A, B, C = "kpro6/qwen", "kpro5/qwen", "kpro7/qwen"
+
+
+def record(**words: Any) -> Migration:
+    base = {"id": "m1", "source": A, "destination": B, "phase": "weights", "started": 5.0}
+    return Migration.model_validate({**base, **words})
+
+
+def decided(*records: Migration | None, **words: Any) -> Any:
+    asked = {"abort": False, "retire": False, "source_serves": True, **words}
+    return decide(records, A, B, **asked)
+
+
+def test_phases_follow_each_other() -> None:
+    walked = [PHASES[0]]
+    while following := after(walked[-1]):
+        walked.append(following)
+    assert tuple(walked) == PHASES
+    one = entered(record(seq=3), "launch", "me@here", 9.0)
+    assert (one.phase, one.seq, one.entered, one.controller) == ("launch", 4, 9.0, "me@here")
+
+
+def test_the_newest_copy_counts() -> None:
+    old, new = record(seq=1), record(seq=2, phase="launch")
+    assert newest([old, None, new]) is new
+    later = record(id="m2", started=6.0, seq=0)
+    assert newest([new, later]) is later
+    assert newest([None]) is None
+    chosen = decided(old, new, None)
+    assert isinstance(chosen, Resume) and chosen.record.phase == "launch"
+
+
+@pytest.mark.parametrize(
+    ("records", "words", "kind"),
+    [
+        ([], {}, Begin),
+        ([record(outcome="aborted", back=True)], {}, Begin),
+        ([record()], {}, Resume),
+        ([record()], {"abort": True}, TakeBack),
+        ([record(back=True)], {"abort": True}, TakeBack),
+        ([record(outcome="done")], {"source_serves": False}, Nothing),
+        ([record(outcome="done")], {"source_serves": None}, Nothing),
+        ([record(outcome="done")], {"source_serves": True}, Begin),
+        ([record(outcome="done", keep_source=True)], {"source_serves": True}, Nothing),
+        ([record(outcome="done")], {"abort": True}, TakeBack),
+        ([record(outcome="done")], {"retire": True, "source_serves": False}, Resume),
+        ([record(outcome="done", retire=True)], {"retire": True, "source_serves": False}, Nothing),
+        ([record(id="m0", source=B, destination=A, outcome="done", started=1.0)], {}, Begin),
+    ],
+)
+def test_what_a_run_does(records: list[Migration], words: dict[str, Any], kind: type) -> None:
+    assert isinstance(decided(*records, **words), kind)
+
+
+@pytest.mark.parametrize(
+    ("records", "words", "said"),
+    [
+        ([], {"abort": True}, "no migration to abort"),
+        ([record(outcome="aborted")], {"abort": True}, "no migration to abort"),
+        ([record(back=True)], {}, "is being taken back"),
+        ([record(destination=C)], {}, "kpro6/qwen -> kpro7/qwen \\(m1\\) is under way"),
+        ([record(source=C, destination=B)], {"abort": True}, "under way, in phase weights"),
+        (
+            [
+                record(outcome="done"),
+                record(id="m2", source=B, destination=A, outcome="done", started=9.0),
+            ],
+            {"abort": True},
+            "kpro5/qwen -> kpro6/qwen \\(m2\\) came after it",
+        ),
+    ],
+)
+def test_what_a_run_refuses(records: list[Migration], words: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        decided(*records, **words)
+
+
+def test_retire_of_a_finished_one_goes_on_at_the_stop() -> None:
+    chosen = decided(record(outcome="done", phase="retire"), retire=True, source_serves=False)
+    assert (chosen.record.phase, chosen.record.outcome) == ("stop", "")
+
+
+def test_the_mark_on_a_host() -> None:
+    text = record().model_dump_json()
+    assert parse_mark(ProbeOutput(0, text.encode(), b"")) == Marked(record())
+    assert parse_mark(ProbeOutput(0, b"", b"")) == Marked()
+    assert parse_mark(ProbeOutput(0, b'{"id": "x"}', b"")).problem
+    assert parse_mark(ProbeOutput(0, b'{"id"', b"")).problem
+    assert mark_path(WANT) == "/var/lib/deployer/migrations/qwen.json"
+
+
+# ---- obstacles
+
+
+def serving(problem: str = "", verdict: str = "good") -> Facts:
+    job = world.server_job(WANT)
+    launch = world.IDENTITY.id
+    server = world.fact(job=job, listening=True, owners=(world.owner(),))
+    return Facts({ServerFact: server, ServingFact: ServingFact(launch, verdict, 1, {}, problem)})
+
+
+def test_a_source_that_does_not_serve_as_proven() -> None:
+    assert trouble(WANT, serving()) == ""
+    assert "short request" in trouble(WANT, serving("a short request failed"))
+    assert "has not passed its gates" in trouble(WANT, serving(verdict="failed: x"))
+    none = Facts({ServerFact: world.fact(), ServingFact: ServingFact()})
+    assert trouble(WANT, none) == "no launch of it runs"
+    assert trouble(WANT, Facts({}, {Where.GUEST: "refused"})) == "refused"
+    [one] = source_obstacles(WANT, none, retire=False)
+    assert one.where == WANT.id and "deploy up kpro5/qwen" in one.fix
+    assert source_obstacles(WANT, serving(), retire=True) == []
+
+
+def test_retire_would_take_others_along() -> None:
+    entries = {**WANT.host.deployments, "other": WANT.entry}
+    host = WANT.host.model_copy(update={"deployments": entries})
+    want = dataclasses.replace(WANT, host=host)
+    [one] = source_obstacles(want, serving(), retire=True)
+    assert "kpro5/other is too" in one.what
+    assert source_obstacles(want, serving(), retire=False) == []
+
+
+def test_what_up_would_refuse_there_is_an_obstacle() -> None:
+    plans = {
+        "driver": Plan.blocked("no driver", "install it"),
+        "gpus": Plan.change("x", Change("x", "x", Procedure(Where.HOST, "x"))),
+        "container": Plan.unknown("gpus"),
+        "shards": Plan.blocked("no room", "free 5 GB", exit_code=2),
+    }
+    facts = Facts({ServerFact: world.fact()})
+    found = destination_obstacles(WANT, facts, world.state(), plans, None)
+    assert [(one.where, one.what, one.exit_code) for one in found] == [
+        ("kpro5/qwen driver", "no driver", 1),
+        ("kpro5/qwen shards", "no room", 2),
+    ]
+    error = refused(found, A, B)
+    assert error.exit_code == 1 and len(error.evidence) == 2 and "2 obstacles" in error.what
+    assert refused(found[1:], A, B).exit_code == 2
+    assert error.evidence[0] == "kpro5/qwen driver: no driver -> install it"
+
+
+def test_another_launch_there_is_an_obstacle_but_not_our_own_of_before() -> None:
+    other = Facts({ServerFact: world.fact(job=world.server_job(WANT, mark="other"))})
+    [one] = destination_obstacles(WANT, other, world.state(), {}, None)
+    assert "another launch of it runs there" in one.what
+    assert destination_obstacles(WANT, other, world.state(), {}, record()) == []
+    same = Facts({ServerFact: world.fact(job=world.server_job(WANT))})
+    assert destination_obstacles(WANT, same, world.state(), {}, None) == []
+
+
+def test_only_root_may_change_devices() -> None:
+    ssh = WANT.host.ssh.model_copy(update={"user": "admin"})
+    want = dataclasses.replace(WANT, host=WANT.host.model_copy(update={"ssh": ssh}))
+    plan = Plan.change("x", Change("x", "x", Procedure(Where.HOST, "x")))
+    facts = Facts({ServerFact: world.fact(), ContainerFacts: conf("")})
+    [one] = destination_obstacles(want, facts, world.state(), {"container": plan}, None)
+    assert "root@pam" in one.what and "admin" in one.what
+    assert destination_obstacles(WANT, facts, world.state(), {"container": plan}, None) == []
+
+
+def test_a_lock_is_an_obstacle_unless_its_holder_is_proven_dead() -> None:
+    me = Controller("desk", "machine", "boot-2", "ns")
+    held = LockRecord("root@desk", "kpro5", 5, "boot-1", 7, "machine", "ns", "r1", "venv", 1.0)
+    assert lock_obstacle("kpro5", Facts({LockSeen: LockSeen(Held(held))}), me) == []
+    other = dataclasses.replace(held, owner="root@far", machine="other")
+    [one] = lock_obstacle("kpro5", Facts({LockSeen: LockSeen(Held(other))}), me)
+    assert one.exit_code == 4 and "root@far (run r1" in one.what
+    assert lock_obstacle("kpro5", Facts({LockSeen: LockSeen()}), me) == []
+
+
+def test_pairs_that_do_not_go_together() -> None:
+    assert pair_obstacles(WANT, WANT) == []
+    other = world.deployment(model={"served_name": "other", "revision": "v2"})
+    found = pair_obstacles(WANT, other)
+    assert [one.exit_code for one in found] == [2, 2]
+    assert "different names, tiny and other" in found[0].what
+
+
+def conf(text: str) -> ContainerFacts:
+    return ContainerFacts(status="running", conf=text, version=(8, 2))
+
+
+OLD = """arch: amd64
+features: nesting=1,keyctl=1
+mp0: /mnt/models,mp=/srv/models
+mp1: local-lvm:vm-129-disk-1,mp=/data
+net0: name=eth0,bridge=vmbr0,hwaddr=AA:BB:CC:DD:EE:FF,ip=192.0.2.129/24
+net1: name=eth1,bridge=vmbr1,hwaddr=AA:BB:CC:DD:EE:01,ip=192.0.2.50/24,tag=7,type=veth
+unprivileged: 1
+lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file
+lxc.apparmor.profile: unconfined
+"""
+
+
+def test_what_root_alone_may_set_is_told() -> None:
+    old, new = parse_conf(OLD).after_restart(), parse_conf("arch: amd64\n").after_restart()
+    told = "\n".join(container_differences(old, new, 130))
+    assert "pct set 130 --features nesting=1,keyctl=1" in told
+    assert "bind mount mp0: /mnt/models,mp=/srv/models" in told and "mp1" not in told
+    assert "lxc.apparmor.profile: unconfined" in told and "nvidia0" not in told
+    assert container_differences(old, old, 130) == []
+    both = [Facts({ContainerFacts: conf(text)}) for text in (OLD, "arch: amd64\n")]
+    other = world.deployment(engine={"version": "0.5.12"})
+    lines = differences(WANT, both[0], other, both[1])
+    assert "engine 0.5.11 there, 0.5.12 here" in lines and len(lines) > 3
+
+
+# ---- weights
+
+
+@pytest.mark.parametrize(
+    ("peer", "hub", "chosen"),
+    [
+        (Rate(5.0), Rate(4.0), "peer"),
+        (Rate(4.0), Rate(5.0), "hub"),
+        (Rate(0.0, "refused"), Rate(5.0), "hub"),
+        (Rate(5.0), Rate(0.0, "403"), "peer"),
+        (Rate(0.0, "x"), Rate(0.0, "y"), "hub"),
+    ],
+)
+def test_the_faster_source_comes_first(peer: Rate, hub: Rate, chosen: str) -> None:
+    assert choose(peer, hub) == chosen
+
+
+def test_the_job_knows_the_peer_and_keeps_the_others_as_the_way_out() -> None:
+    peer = LendingPeer(address="kpro6", path="/m", identity_file="/k", known_hosts="/h")
+    first = with_source(WANT, peer, "peer").playbook.download
+    assert first.methods == ["peer", "range", "hf-xet", "mirror"]
+    assert with_source(WANT, peer, "hub").playbook.download.methods[-1] == "peer"
+    assert with_source(WANT, None, "hub") is WANT
+    text = job_files(with_source(WANT, peer, "peer"), world.MANIFEST)["manifest.json"].decode()
+    assert '"lends": true' in text and '"known_hosts": "/h"' in text
+
+
+def test_where_the_destination_logs_in() -> None:
+    assert login_of(WANT).vmid == 129  # no ssh of its own: through its host
+    ssh = Ssh(address="192.0.2.129", port=2222, peer_address="10.0.0.129")
+    container = WANT.host.containers[129].model_copy(update={"ssh": ssh})
+    host = WANT.host.model_copy(update={"containers": {129: container}})
+    direct = login_of(dataclasses.replace(WANT, host=host))
+    assert (direct.vmid, direct.address, direct.port) == (None, "10.0.0.129", 22)
+    assert Login(Ssh(address="a", port=5), None).port == 5
+    assert Login(Ssh(address="a", peer_port=6), None).port == 6
+
+
+def test_the_line_that_allows_the_copy() -> None:
+    line = key_line("ssh-ed25519 AAAA+/= x", "exec py lend.py", ["192.0.2.5", "fe80::1"], "tag")
+    assert line == (
+        'restrict,from="192.0.2.5,fe80::1",command="exec py lend.py" ssh-ed25519 AAAA+/= tag'
+    )
+    for public, command, addresses in (
+        ('ssh-ed25519 AA" x', "exec x", ["192.0.2.5"]),
+        ("ssh-ed25519 AAAA x", 'exec "x"', ["192.0.2.5"]),
+        ("ssh-ed25519 AAAA x", "exec x", ["evil,*"]),
+        ("ssh-ed25519 AAAA x", "exec x", []),
+    ):
+        with pytest.raises(ValueError):
+            key_line(public, command, addresses, "tag")
+
+
+def test_host_keys_come_from_the_host_itself() -> None:
+    keys = "ssh-ed25519 AAAA root@kpro6\necdsa-sha2-nistp256 BBBB x\n\nnonsense\n"
+    assert (
+        known_hosts(keys, "kpro6", 22) == "kpro6 ssh-ed25519 AAAA\nkpro6 ecdsa-sha2-nistp256 BBBB\n"
+    )
+    assert known_hosts(keys, "kpro6", 2222).startswith("[kpro6]:2222 ssh-ed25519 AAAA\n")
+    assert known_hosts("", "kpro6", 22) == ""
+
+
+# ---- the cut-over
+
+
+def test_the_gap_is_from_answer_to_answer() -> None:
+    ledger = Ledger()
+    ledger.add(0.0, 0.1, "")
+    ledger.add(0.2, 0.3, "refused")
+    ledger.add(0.4, 0.5, "refused")
+    ledger.add(0.6, 0.7, "")
+    ledger.add(0.8, 0.9, "")
+    gap = ledger.gap(1.0)
+    assert (gap.asked, gap.failed, round(gap.longest_s, 3), gap.open) == (5, 2, 0.6, False)
+    assert str(gap) == "gap: 0.60 s; 2 of 5 requests failed (refused)"
+    ledger.add(1.0, 1.1, "reset")
+    assert ledger.gap(3.9).open and ledger.gap(3.9).longest_s == pytest.approx(3.0)
+    assert "at least 3.00 s" in str(ledger.gap(3.9))
+    assert str(Gap()) == "the gap was not measured: nobody was asked"
+    assert "no request was answered from here" in str(Gap(3, 3, 1.0, True, "refused"))
+    assert str(Gap(7)) == "no gap: all of 7 requests were answered"
+
+
+def test_the_meter_asks_until_it_is_told_to_stop() -> None:
+    answers = iter(["", "refused", "refused", *[""] * 1000])
+    with Meter("http://x", lambda url: next(answers)) as meter:
+        deadline = time.monotonic() + 5
+        while meter.gap().asked < 5 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        gap = meter.settled(1.0)
+    assert gap.failed == 2 and not gap.open and gap.longest_s > 0
+    asked = meter.gap().asked
+    time.sleep(0.12)
+    assert meter.gap().asked == asked
+
+
+def test_a_hook_gets_its_variables_and_its_output_is_told() -> None:
+    rules = HookCutover(command=[sys.executable, "-c", "import os; print(os.environ['DEPLOY_TO'])"])
+    assert run_hook(rules, {"DEPLOY_TO": B}, dict(os.environ)) == [B]
+
+
+@pytest.mark.parametrize(
+    ("code", "timeout", "said"),
+    [
+        ("print('bad'); raise SystemExit(3)", 30, "ended with status 3"),
+        ("print('slow', flush=True); import time; time.sleep(60)", 0.7, "still ran after 0.7 s"),
+    ],
+)
+def test_a_hook_that_fails_or_hangs(code: str, timeout: float, said: str) -> None:
+    rules = HookCutover(command=[sys.executable, "-c", code], timeout_s=timeout)
+    with pytest.raises(StepFailed, match=said) as caught:
+        run_hook(rules, {}, dict(os.environ))
+    assert caught.value.evidence[0] in ("bad", "slow")
+    with pytest.raises(StepFailed, match="cannot be run"):
+        run_hook(HookCutover(command=["/nowhere/x"]), {}, {})
+
+
+RULE = AddressCutover(interface="net1", ip="192.0.2.50/24")
+
+
+def test_an_address_moves_with_its_network_but_not_its_mac() -> None:
+    old = holds(conf(OLD), RULE)
+    assert old is not None and holds(conf("net1: name=eth1,ip=dhcp\n"), RULE) is None
+    assert holds(conf(""), RULE) is None
+    there = conf("net0: name=eth1,bridge=vmbr0,ip=dhcp\n")
+    value = moved(old, RULE, there)
+    assert value == "name=eth0,bridge=vmbr1,ip=192.0.2.50/24,tag=7"
+    assert drop_words(129, RULE) == ("pct", "set", "129", "--delete", "net1")
+    assert give_words(130, RULE, value) == ("pct", "set", "130", "--net1", value)
+    with pytest.raises(StepFailed, match="is in use"):
+        moved(old, RULE, conf("net1: name=eth1,ip=dhcp\n"))
+    with pytest.raises(StepFailed, match="no container has"):
+        moved("", RULE, there)
+
+
+def test_whose_cutover_counts() -> None:
+    def entry(want: Any, **words: Any) -> Any:
+        return dataclasses.replace(want, entry=want.entry.model_copy(update=words))
+
+    mine = Cutover(settle_s=5)
+    assert cutover_of(WANT, WANT).kind == "none"
+    assert cutover_of(entry(WANT, cutover=mine), WANT) is mine
+    other = Cutover.model_validate({"hook": {"command": ["x"]}})
+    assert cutover_of(entry(WANT, cutover=mine), entry(WANT, cutover=other)).kind == "hook"
+    assert worker_url(entry(WANT, url="https://x/")) == "https://x"
+    assert worker_url(entry(WANT, url="https://x/", worker_url="http://10.0.0.1:3/")) == (
+        "http://10.0.0.1:3"
+    )
+    assert with_drain(WANT, 30).playbook.stop.drain_s == 30
+    assert with_drain(WANT, 0) is WANT
+
+
+def test_an_obstacle_as_a_line() -> None:
+    assert Obstacle("kpro5", "it is dark").line() == "kpro5: it is dark"
