@@ -123,7 +123,10 @@ class Tree:
 
     def bind(self, address: str, driver: str) -> None:
         """Sets the driver link and what /proc then says."""
-        (self.pci / "devices" / address / "driver").symlink_to(self.pci / "drivers" / driver)
+        device, folder = self.pci / "devices" / address, self.pci / "drivers" / driver
+        folder.mkdir(exist_ok=True)
+        (device / "driver").symlink_to(folder)
+        (folder / address).symlink_to(device)
         if driver == "nvidia":
             minor = 0 if address == A else 1
             write(
@@ -132,7 +135,9 @@ class Tree:
             )
 
     def unbind(self, address: str) -> None:
-        """Takes the link away."""
+        """Takes the links away."""
+        if driver := self.driver(address):
+            (self.pci / "drivers" / driver / address).unlink()
         (self.pci / "devices" / address / "driver").unlink(missing_ok=True)
 
     def driver(self, address: str) -> str:

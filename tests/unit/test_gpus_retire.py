@@ -1,0 +1,247 @@
+"""GPUs back to vfio-pci, and the host as it was after a failure: decisions, data in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from deployer import gpu, proxmox
+from deployer.deployment import Deployment
+from deployer.errors import StepFailed
+from deployer.model import Facts, Plan, PlanState, Procedure, Shell
+from deployer.remote.transport import Answer
+from deployer.steps.boot_facts import BootFacts, BootFile
+from deployer.steps.gpus import GpusStep
+from deployer.steps.gpus_binding import Binding, UnbindStuck
+from deployer.steps.gpus_facts import GpuFacts, Holder, Overrides, PciFunction, Pending
+from deployer.steps.gpus_moves import Move
+from deployer.steps.gpus_retire import apply_retire, retire_plan
+from deployer.steps.gpus_state import differences, moves_back, proof
+from tests.unit.hoststeps import A, B, Door, context, deployment, facts
+from tests.unit.test_step_gpus import DRIVER, function, on_nvidia, on_vfio
+
+AUDIO = "0000:21:00.1"
+DAEMON = Holder(9, "nvidia-persiste", unit="nvidia-persistenced.service")
+OVERRIDES = Overrides(((A, "vfio-pci"), (B, "")))
+
+
+def retire(seen: GpuFacts, *others: object, **gpus: object) -> Plan:
+    return retire_plan(deployment(gpus=gpus), facts(seen, *others))
+
+
+def with_audio(driver: str) -> GpuFacts:
+    """Both on nvidia, the first one's audio function on `driver`."""
+    one, two = on_nvidia().functions
+    audio = replace(one.members[0], driver=driver)
+    return on_nvidia(functions=(replace(one, members=(audio,)), two))
+
+
+def moves(plan: Plan) -> tuple[Move, ...]:
+    (binding,) = (
+        change.action.data for change in plan.changes if isinstance(change.action, Procedure)
+    )
+    assert isinstance(binding, Binding)
+    return binding.moves
+
+
+def test_retire_moves_every_function_of_the_slots() -> None:
+    decided = retire(with_audio("snd_hda_intel"))
+    assert moves(decided) == (
+        Move(A, "vfio-pci", "nvidia"),
+        Move(AUDIO, "vfio-pci", "snd_hda_intel"),
+        Move(B, "vfio-pci", "nvidia"),
+    )
+    action = decided.changes[0].action
+    assert "echo 0000:21:00.1 > /sys/bus/pci/drivers/snd_hda_intel/unbind" in action.describe()
+    assert "modprobe vfio-pci" in action.describe()
+
+
+def test_retire_has_nothing_to_do_on_vfio() -> None:
+    decided = retire(on_vfio())
+    assert decided.state is PlanState.NOTHING
+    assert decided.reason == "all functions of 0000:21:00 and 0000:41:00 are on vfio-pci"
+
+
+def test_retire_takes_the_boot_unit_away() -> None:
+    boot = BootFacts(enabled=("deployer-gpus-qwen.service",))
+    (change,) = retire(on_vfio(), boot).changes
+    assert isinstance(change.action, Shell)
+    assert change.title == "remove deployer-gpus-qwen.service"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "fix"),
+    [
+        ({"holders": ((A, Holder(7, "python3", container=129)),)}, "pid 7 (python3)", "stop pid 7"),
+        (
+            {"holders": ((B, DAEMON), (B, Holder(8, "dcgm", unit="nvidia-dcgm.service")))},
+            "of nvidia-dcgm.service",
+            "`systemctl stop nvidia-dcgm.service`",
+        ),
+        ({"pending": (Pending(5, "sh", "D", A, "the unbind"),)}, "only a host reboot", "reboot"),
+        ({"hidden_users": 15}, "in use 15 times", "reboot"),
+        ({"scanned": False}, "nobody knows who holds", "network file system"),
+        (
+            {"claims": (proxmox.Claim(101, ("0000:41:00",), False, running=True),)},
+            "belongs to running VM 101",
+            "qm shutdown 101",
+        ),
+        ({"functions": (function(A, "nouveau"),)}, "bound to nouveau", "by hand"),
+    ],
+)
+def test_retire_refuses(changes: dict[str, object], words: str, fix: str) -> None:
+    decided = retire(on_nvidia(**changes))
+    assert decided.state is PlanState.BLOCKED
+    assert words in decided.reason
+    assert fix in decided.fix
+
+
+def test_retire_stops_persistenced_only_when_it_is_alone_and_allowed() -> None:
+    seen = on_nvidia(holders=((A, DAEMON), (B, DAEMON)))
+    decided = retire(seen)
+    assert decided.state is PlanState.CHANGES
+    assert "systemctl stop nvidia-persistenced" in decided.changes[0].action.describe()
+    refused = retire(seen, persistenced="never")
+    assert refused.state is PlanState.BLOCKED
+    assert "gpus.persistenced: allowed" in refused.fix
+    # Of this name, and no service: nobody could start it again.
+    stray = replace(DAEMON, unit="")
+    assert retire(on_nvidia(holders=((A, stray),))).state is PlanState.BLOCKED
+
+
+def test_a_disk_controller_in_the_group_is_told_and_left_alone() -> None:
+    one, two = on_nvidia().functions
+    disk = PciFunction("0000:22:00.0", True, "0x144d", "0xa80a", "0x010802", "nvme")
+    decided = retire(on_nvidia(functions=(replace(one, members=(*one.members, disk)), two)))
+    assert "0000:22:00.0 (144d:a80a, nvme) shares IOMMU group 14" in decided.notes[0]
+    assert "0000:22:00.0" not in [move.address for move in moves(decided)]
+
+
+def test_retire_is_proven_by_looking_again() -> None:
+    want = deployment()
+    seen = facts(on_nvidia(), OVERRIDES)
+    decided = retire_plan(want, seen)
+    door = Door()
+    made = context(want, door, lambda: facts(on_nvidia(), OVERRIDES))
+    with pytest.raises(StepFailed, match="still not as wanted"):
+        apply_retire(made, seen, decided)
+    made = context(want, door, lambda: facts(on_vfio()))
+    apply_retire(made, seen, decided)
+    assert f"{A},vfio-pci,nvidia" in door.scripts[-1]
+    before = made.state.extra["gpus"]["before"]
+    assert before["functions"][A] == {"driver": "nvidia", "override": "vfio-pci"}
+    assert before["functions"][AUDIO] == {"driver": "vfio-pci", "override": None}
+    assert proof(made.state, on_vfio()) == "effective now, not proven across a reboot"
+
+
+def looks(*seen: Facts) -> Callable[[], Facts]:
+    """A look gives the next of these."""
+    left = list(seen)
+    return lambda: left.pop(0)
+
+
+def undone(
+    want: Deployment, before: Facts, error: StepFailed, *seen: Facts, answers: object = None
+) -> tuple[str, list[str]]:
+    """The error's text after the undo, and the scripts that ran."""
+    step = GpusStep()
+    plan = step.plan(want, before, context(want, Door()).state)
+    door = Door(answers=list(answers) if isinstance(answers, list) else None)
+    step.undo(context(want, door, looks(*seen)), before, plan, error)
+    return error.what, door.scripts
+
+
+BEFORE = facts(on_vfio(), OVERRIDES, BootFacts(), DRIVER)
+
+
+def half_way() -> Facts:
+    functions = (function(A, "nvidia", 0), function(B, "vfio-pci"))
+    nodes = (gpu.Node("/dev/nvidia0", "char", 195, 0),)
+    return facts(
+        on_vfio(functions=functions, modules=("nvidia",), nodes=nodes),
+        Overrides(((A, "nvidia"), (B, ""))),
+        BootFacts(),
+    )
+
+
+def test_undo_puts_back_drivers_overrides_modules_and_nodes() -> None:
+    want = deployment(gpus={"persist": "report"})
+    told, scripts = undone(want, BEFORE, StepFailed("it failed"), half_way(), BEFORE)
+    assert told == "it failed; kpro5 is as it was before"
+    assert f"set -- 20 -p -u nvidia {A},vfio-pci,nvidia,vfio-pci\n" in scripts[0]
+    assert scripts[1] == "rm -f /dev/nvidia0\n"
+
+
+def test_undo_tells_what_differs_and_why() -> None:
+    want = deployment(gpus={"persist": "report"})
+    held = [Answer(76, b"", f"{A} is in use by pid 7 (x)\n".encode())]
+    told, _ = undone(want, BEFORE, StepFailed("it failed"), half_way(), half_way(), answers=held)
+    assert told == (
+        f"it failed; kpro5 is not as it was before: {A} was on vfio-pci and is on nvidia; "
+        f"driver_override of {A} was 'vfio-pci' and is 'nvidia'; "
+        "module nvidia is there and was not; node /dev/nvidia0 is there and was not "
+        f"({A} is in use by pid 7 (x))"
+    )
+
+
+def test_behind_a_stuck_unbind_nothing_is_tried() -> None:
+    want = deployment(gpus={"persist": "report"})
+    gone = facts(
+        on_vfio(functions=(function(A, ""), function(B, "vfio-pci"))),
+        Overrides(problem="a write to a driver file by pid 5 has not returned"),
+        BootFacts(),
+    )
+    told, scripts = undone(want, BEFORE, UnbindStuck("it is stuck"), gone)
+    assert scripts == []
+    assert f"{A} was on vfio-pci and is on no driver" in told
+    assert "driver_override cannot be compared: a write to a driver file by pid 5" in told
+    assert "cleared by a host reboot only, so nothing else was tried" in told
+
+
+def test_undo_with_nothing_changed_runs_nothing() -> None:
+    want = deployment(gpus={"persist": "report"})
+    told, scripts = undone(want, BEFORE, StepFailed("it failed"), BEFORE)
+    assert (told, scripts) == ("it failed; kpro5 is as it was before", [])
+
+
+def test_undo_writes_back_files_and_renews_what_is_made_from_them() -> None:
+    want = deployment(gpus={"persist": "change"})
+    path = "/etc/modprobe.d/v.conf"
+    old = BootFacts(
+        files=(BootFile(path, b"options vfio-pci ids=10de:2230\n"),), tools=("update-initramfs",)
+    )
+    before = facts(on_nvidia(), OVERRIDES, old, DRIVER)
+    unit = "deployer-gpus-qwen.service"
+    new = BootFacts(
+        files=(BootFile(path, b"#\n"), BootFile(f"/etc/systemd/system/{unit}", b"x")),
+        enabled=(unit,),
+    )
+    changed = facts(on_nvidia(), OVERRIDES, new)
+    answers: list[Answer | Exception] = []
+    failed = [*answers, Answer(0, b"", b""), Answer(0, b"", b""), Answer(1, b"", b"no job here")]
+    told, scripts = undone(want, before, StepFailed("it failed"), changed, changed, answers=failed)
+    assert f"{path} is not what it was" in told
+    assert f"boot link {unit} is there and was not" in told
+    removed = next(script for script in scripts if script.startswith("rm -f"))
+    assert f"/etc/systemd/system/{unit}" in removed
+    assert f"multi-user.target.wants/{unit}" in removed
+    assert "/usr/local/sbin/deployer-gpus" in removed
+    assert f"{path}.deployer-" in removed
+
+
+def test_differences_link_by_link() -> None:
+    assert differences(BEFORE, BEFORE) == []
+    swapped = replace(on_vfio().functions[0], driver="nvidia")
+    now = facts(on_vfio(functions=(swapped, on_vfio().functions[1])), OVERRIDES, BootFacts())
+    assert differences(BEFORE, now) == [f"{A} was on vfio-pci and is on nvidia"]
+    assert differences(BEFORE, facts(GpuFacts(timed_out=True))) == [
+        "the PCI devices gave no answer, so nothing can be compared"
+    ]
+
+
+def test_what_was_not_known_is_not_guessed() -> None:
+    before = facts(on_vfio(), Overrides(problem="too slow"), BootFacts())
+    after = half_way()
+    assert moves_back(before, after) == (Move(A, "vfio-pci", "nvidia", None),)
