@@ -35,6 +35,7 @@ from deployer.steps.failed_want import (
 )
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_restore import as_launched, command_of
+from deployer.steps.order import all_steps
 from deployer.steps.server_wanted import fingerprint
 from deployer.steps.stop import StopStep
 from deployer.steps.venv_facts import VenvFact
@@ -235,3 +236,9 @@ def test_a_record_of_an_older_version_is_started_with_what_is_known() -> None:
     assert (then.port, then.playbook.serve.env) == (want.port, {"A": "1"})
     assert then.playbook.model.served_name == "tiny"
     assert command_of(launch) == ["py", "--old"]
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_retry_reaches_the_stop_step(retry: bool) -> None:
+    [stop] = [step for step in all_steps(retry=retry) if isinstance(step, StopStep)]
+    assert stop.retry is retry
