@@ -6,7 +6,7 @@
 #   lab.sh setup                everything but the deploy
 #   lab.sh up | down | status   start, remove, show the lab
 #   lab.sh reset [HOST...]      hosts (default: all, and the hub) as after the first start
-#   lab.sh fault NAME [on|off] [HOST]    default: on, kpro5
+#   lab.sh fault NAME [on|off] [HOST]    default: on, kpro5; of the hub too: as that host meets it
 #   lab.sh faults [all]         the faults that exist; all: each failure and bad answer of a server too
 #   lab.sh ssh HOST|HOST-guest [COMMAND...]
 set -eu
@@ -68,7 +68,7 @@ need_docker() {
     [ "$(id -u)" = 0 ] || die "no access to Docker: is it running, and are you in the group docker?"
     have dockerd || die "Docker does not answer and there is no dockerd here"
     say "starting dockerd (log: /var/log/dockerd.log)"
-    setsid dockerd </dev/null >>/var/log/dockerd.log 2>&1 &
+    setsid dockerd </dev/null >>/var/log/dockerd.log 2>&1 9>&- &
     n=0
     until docker info >/dev/null 2>&1; do
         n=$((n + 1))
@@ -248,15 +248,16 @@ reset() {
     compose up -d -t 0 --no-deps --force-recreate "$@" $hub >"$build/compose.log" 2>&1 ||
         { tail -n 5 "$build/compose.log" >&2; die "reset failed"; }
     wait_ready "$@"
-    if [ -n "$hub" ]; then wait_hub; else hub_faults '[]'; fi
+    if [ -n "$hub" ]; then wait_hub; else for host in "$@"; do hub_faults '[]' "$host"; done; fi
     say "reset: $*${hub:+ hub}"
 }
 
-hub_faults() {
+hub_faults() { # FAULTS HOST
     docker exec -i "$(container hub)" python3 -c '
 import sys, urllib.request
-request = urllib.request.Request("http://127.0.0.1:8900/_faults", sys.stdin.buffer.read(), method="POST")
-urllib.request.urlopen(request, timeout=5).read()' <<EOF || die "the hub refused: $1"
+url = "http://127.0.0.1:8900/_faults?client=" + sys.argv[1]
+request = urllib.request.Request(url, sys.stdin.buffer.read(), method="POST")
+urllib.request.urlopen(request, timeout=5).read()' "$2" <<EOF || die "the hub refused: $1"
 $1
 EOF
 }
@@ -306,7 +307,7 @@ fault() {
     case $want in on | off) ;; *) die "on or off, not $want" ;; esac
     is_host "$host"
     case $name in
-    hub-*) if [ "$want" = on ]; then hub_faults "[\"$name\"]"; else hub_faults '[]'; fi ;;
+    hub-*) if [ "$want" = on ]; then hub_faults "[\"$name\"]" "$host"; else hub_faults '[]' "$host"; fi ;;
     *) docker exec "$(container "$host")" /usr/lib/lab/fault "$name" "$want" || die "fault $name failed" ;;
     esac
     say "fault $name $want"
@@ -344,6 +345,13 @@ setup() {
     up
 }
 
+# Two hosts may be driven by two programs: what starts containers goes one after another.
+one_at_a_time() {
+    mkdir -p "$build"
+    exec 9>"$build/lock"
+    flock -w 300 9 || die "another lab.sh has been starting containers for 300 s"
+}
+
 command=${1:-all}
 [ $# -eq 0 ] || shift
 case $command in
@@ -352,11 +360,11 @@ all)
     status=0
     deploy -i "$here/inventory" up kpro5 || status=$?
     exit $status ;;
-setup) setup ;;
+setup) one_at_a_time; setup ;;
 build) mkdir -p "$build"; make_keys; make_context; build_images ;;
-up) mkdir -p "$build"; need_docker; up ;;
-down) compose down -t 1 >/dev/null 2>&1 || die "compose down failed"; say "down" ;;
-reset) reset "$@" ;;
+up) one_at_a_time; need_docker; up ;;
+down) one_at_a_time; compose down -t 1 >/dev/null 2>&1 || die "compose down failed"; say "down" ;;
+reset) one_at_a_time; reset "$@" ;;
 fault) fault "$@" ;;
 faults) list_faults; [ "${1:-}" != all ] || list_server_faults ;;
 ssh) login "$@" ;;

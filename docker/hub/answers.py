@@ -111,7 +111,8 @@ class Answers(BaseHTTPRequestHandler):
     def fault(self, name: str, span: Span | None = None, *, body: bool = False) -> Fault | None:
         """The fault of this request; None when it has already been answered by it."""
         ranged, body = self.entry["range"] is not None, body and self.command != "HEAD"
-        found = self.shared.faults.pick(Request(self.where, self.command, name, ranged, body, span))
+        asked = Request(self.where, self.command, name, ranged, body, span, self.client_address[0])
+        found = self.shared.faults.pick(asked)
         self.entry["fault"] = do = found.get("do")
         if do == "status":
             wait = found.get("retry_after")
@@ -149,7 +150,7 @@ class Answers(BaseHTTPRequestHandler):
         try:
             data = json.loads(self.body or b"null")
             if name == "_faults":
-                shared.faults.replace(data)
+                shared.faults.replace(data, self.query.get("client", ""))
             elif name == "_set":
                 shared.change(data)
             elif name == "_reset":

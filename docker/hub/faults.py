@@ -2,7 +2,8 @@
 
 A fault is a JSON object. It selects requests by `where` (hub, cdn, cas), `method`, `match` (regex
 on the file's name, or on the path where no file is meant), `ranged` (has a Range header), `struck`
-(an earlier request for the same file met a fault), `skip` n and `times` n (default: for ever).
+(an earlier request for the same file met a fault), `client` (a machine's name or address), `skip` n
+and `times` n (default: for ever).
 The first fault of the list that fits is the request's only one. What it does:
 
     {"do": "stall"}     up to the cut, then silence (for `secs`, then FIN)
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,8 +39,8 @@ IN_BODY = CUTS | {"corrupt", "norange", "wrongrange", "gzip", "slowhead", "shrin
 """These strike only requests that a body answers; a redirect or a listing has none."""
 ACTIONS = IN_BODY | {"status", "hang", "redirect", "drop", "portal"}
 KEYS = frozenset(
-    "where method match ranged struck skip times do at after bps secs code retry_after start total "
-    "omit to".split()
+    "where method match ranged struck client skip times do at after bps secs code retry_after "
+    "start total omit to".split()
 )
 
 
@@ -90,7 +92,7 @@ class Span:
 @dataclass(frozen=True)
 class Request:
     """What a fault looks at. `name`: the file, or the path where no file is meant; `span`: the
-    bytes of the file that were asked for; `body`: whether a body will answer."""
+    bytes of the file that were asked for; `body`: whether a body will answer; `client`: address."""
 
     where: str
     method: str
@@ -98,6 +100,7 @@ class Request:
     ranged: bool
     body: bool
     span: Span | None
+    client: str = ""
 
 
 def offset(fault: Fault, span: Span) -> int:
@@ -109,6 +112,16 @@ def offset(fault: Fault, span: Span) -> int:
 
 def _part(value: float, whole: int) -> int:
     return int(value * whole) if isinstance(value, float) and value < 1 else int(value)
+
+
+def _is(address: str, client: str) -> bool:
+    """Whether this address is the client's; a name is asked for each time: it may move."""
+    if address == client:
+        return True
+    try:
+        return socket.gethostbyname(client) == address
+    except OSError:
+        return False
 
 
 PRESETS = read_presets(Path(__file__).with_name("faults.txt"))
@@ -126,10 +139,15 @@ class Faults:
         self._lock = threading.Lock()
         self._list: list[Fault] = []
         self._struck: set[str] = set()
+        self._settings: dict[str, dict[str, Any]] = {}
         self.settings: dict[str, Any] = {}
 
-    def replace(self, wanted: Iterable[str | Fault]) -> None:
-        """Only these are on now. A name stands for its preset; raises KeyError or ValueError."""
+    def replace(self, wanted: Iterable[str | Fault], client: str = "") -> None:
+        """Only these are on now. A name stands for its preset; raises KeyError or ValueError.
+
+        With `client` they strike only its requests, and those of other clients stay on; settings
+        hold for all.
+        """
         faults: list[Fault] = []
         settings: dict[str, Any] = {}
         for one in wanted:
@@ -137,9 +155,18 @@ class Faults:
                 if "set" in part:
                     settings.update(part["set"])
                 else:
-                    faults.append(dict(part))
+                    faults.append({**part, "client": client} if client else dict(part))
         with self._lock:
-            self._list, self._struck, self.settings = faults, set(), settings
+            if not client:
+                self._list, self._settings = faults, {"": settings}
+            else:
+                others = [fault for fault in self._list if fault.get("client", client) != client]
+                self._list = [*others, *faults]
+                self._settings = {
+                    key: value for key, value in self._settings.items() if key not in ("", client)
+                } | {client: settings}
+            self._struck = set()
+            self.settings = {k: v for each in self._settings.values() for k, v in each.items()}
 
     def now(self) -> list[Fault]:
         """The list, with `seen` (requests that fitted) and `hits` (requests that were struck)."""
@@ -169,6 +196,8 @@ class Faults:
         if fault.get("struck", False) and request.name not in self._struck:
             return False
         if not re.search(fault.get("match", ""), request.name):
+            return False
+        if "client" in fault and not _is(request.client, fault["client"]):
             return False
         span = request.span
         if span is None or "at" not in fault:

@@ -6,7 +6,8 @@
 Three origins, as in the real thing: the hub (port), the CDN (port + 1), Xet's CAS (port + 2).
 Control, on the hub port:
 
-    POST /_faults   a list of faults (faults.py) or of names (faults.txt); replaces the list
+    POST /_faults   a list of faults (faults.py) or of names (faults.txt); replaces the list;
+                    with ?client=NAME: that machine's, of its requests only
     POST /_set      {"token": "...", "url_ttl": 5, "bps": 1e6, "xet": true} (shared.py has them all)
     POST /_reset    forget faults, settings of /_set, log and sums
     GET  /_stats    bytes sent and GETs a file and a client, peak connections, tokens that leaked,

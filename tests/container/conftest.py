@@ -10,12 +10,16 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from lab import HOSTS, LAB, PREFIX, ROOT, Lab, Machine, run
+
+from tests.labfiles import hosts_of
 
 
 def docker_answers() -> bool:
@@ -43,7 +47,7 @@ def docker_compose_project_name() -> str:
 
 @pytest.fixture(scope="session")
 def docker_setup() -> list[str]:
-    """Images, keys and known_hosts are lab.sh's work; then Compose has nothing left to do."""
+    """All of it is lab.sh's work: two processes of tests may come here at once."""
     if not docker_answers():
         pytest.skip("no Docker here")
     images = [f"{PREFIX}{name}" for name in ("host", "guest", "hub")]
@@ -52,13 +56,22 @@ def docker_setup() -> list[str]:
     done = subprocess.run(["sh", str(LAB), command], check=False, timeout=900)
     if done.returncode != 0:
         pytest.fail(f"lab.sh {command} ended with {done.returncode}")
-    return ["up -d"]
+    return []
 
 
 @pytest.fixture(scope="session")
 def docker_cleanup() -> list[str]:
     """The lab stays."""
     return []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def its_hosts(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The lab's hosts of this file, which no other process then drives."""
+    with ExitStack() as stack:
+        for host in sorted(hosts_of(request.node.nodeid)):
+            stack.enter_context(FileLock(LAB.parent / ".build" / f"{host}.lock"))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ import pytest
 
 # The client puts the hub's folder on the path.
 from hubclient import SHARD, ask, cdn_url, connect, content, partial, resolve  # isort: skip
-from faults import ACTIONS, PRESETS, checked, read_presets
+from faults import ACTIONS, PRESETS, Request, checked, read_presets
 from hub import Hub, preset
 from shared import DEFAULTS
 
@@ -65,6 +65,28 @@ def test_a_table_of_faults(tmp_path: Path) -> None:
     path.write_text('# note\n\nhub-a  one two\n  {"do": "hang"}\n  {"set": {"bps": 1}}\n')
     one = read_presets(path)["hub-a"]
     assert (one.text, one.parts) == ("one two", ({"do": "hang"}, {"set": {"bps": 1}}))
+
+
+def test_a_fault_of_one_client_strikes_no_other(hub: Hub) -> None:
+    """The lab's two hosts use one hub; each has its own faults."""
+    faults = hub.shared.faults
+
+    def struck(client: str) -> object:
+        return faults.pick(Request("cdn", "GET", "m-00002-of-3", True, True, None, client)).get(
+            "do"
+        )
+
+    faults.replace(["hub-cdn-503"], "127.0.0.2")
+    faults.replace(["hub-hang"], "localhost")
+    assert struck("127.0.0.3") is None
+    assert struck("127.0.0.2") == "status"
+    faults.replace(["hub-xet"], "localhost")  # a name, and a setting, which holds for all
+    assert [fault["client"] for fault in faults.now()] == ["127.0.0.2"]
+    assert faults.settings == {"xet": True}
+    faults.replace([], "127.0.0.2")
+    assert (faults.now(), faults.settings) == ([], {"xet": True})
+    faults.replace([], "localhost")
+    assert faults.settings == {}
 
 
 def test_settings_of_a_fault_end_with_it(hub: Hub) -> None:
