@@ -104,7 +104,7 @@ printf '%s\n' "$opened" | sed -n 's/^open \([0-9]*\) \([0-9]*\) anon_inode.*/\1 
 # A write that was only passing is over by now.
 printf '%s\n' "$writes" | while read -r pid fd path; do
   [ -n "$pid" ] && [ -L "$ROOT/proc/$pid/fd/$fd" ] || continue
-  its_state=$(state "$pid") && echo "write $pid $its_state $path"
+  its_state=$(waiting "$pid" "$fd") && echo "write $pid $its_state $path"
 done
 [ -z "$opened$writes$ours" ] || for pid in $(
   printf '%s\n' "$opened" | sed -n -e 's/^open \([0-9]*\) .*/\1/p' \
@@ -124,16 +124,23 @@ exit 0
 """
 )
 
-# Only when nothing is under way: while an unbind is pending this read never returns.
+# Never of a function with a write under way: this read would not return.
 OVERRIDE_SCRIPT = (
     FUNCTIONS
     + r"""
-writes=$(open_links | sysfs_writes)
-for pid in $(printf '%s\n' "$writes" | sed 's/ .*//') $(marked | cut -d ' ' -f 2); do
-  state "$pid" >/dev/null && { echo "pending $pid"; exit 0; }
-done
+busy=$(marked | cut -d ' ' -f 1)
+stuck=$(
+  open_links | sysfs_writes | while read -r pid fd path; do
+    waiting "$pid" "$fd" >/dev/null || continue
+    named=$(addresses "$pid" "$path")
+    echo "${named:-pending $pid}"
+  done
+)
+# A writer that names no function may be on any of them.
+printf '%s\n' "$stuck" | grep -m 1 '^pending' && exit 0
 for address in "$@"; do
   for path in "$pci/devices/${address%.*}".* "$pci/devices/$address"/iommu_group/devices/*; do
+    case " $busy $stuck " in *"${path##*/}"*) continue ;; esac
     file=$pci/devices/${path##*/}/driver_override
     [ -e "$file" ] && echo "reading ${path##*/}"
     { read -r value <"$file"; } 2>/dev/null && echo "override ${path##*/} $value"

@@ -27,7 +27,7 @@ def refuse_look(host: str, seen: GpuFacts | None, overrides: Overrides | None) -
         )
     ours = seen.all_functions()
     for one in seen.pending:
-        if one.address and one.address not in ours and "nvidia" not in one.what:
+        if one.address and one.address not in ours:
             continue
         holders = seen.held_by(one.address)
         who = f", held by {', '.join(str(holder) for holder in holders)}" if holders else ""

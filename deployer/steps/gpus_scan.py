@@ -42,6 +42,23 @@ state() {
   [ -z "$1" ] || [ "$1" = "${21}" ] || return 1
   echo "$2"
 }
+# waiting PID FD: its state, when it is inside a system call on this very file. Who only has it open
+# waits for nothing; where the kernel does not tell, only state D counts.
+waiting() {
+  its_state=$(state "$1") || return 1
+  its_call=
+  for call in "$ROOT/proc/$1/syscall" "$ROOT/proc/$1"/task/*/syscall; do
+    { read -r its_number its_first its_rest <"$call"; } 2>/dev/null || continue
+    its_call=$its_number
+    [ "$its_first" != "$(printf '0x%x' "$2")" ] || { echo "$its_state"; return 0; }
+  done
+  [ -z "$its_call" ] && [ "$its_state" = D ] && echo D
+}
+# addresses PID TEXT: the PCI functions that the text or the process's command line names.
+addresses() {
+  { printf '%s\n' "$2"; tr '\0' ' ' <"$ROOT/proc/$1/cmdline"; } 2>/dev/null |
+    grep -o -E '[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]' | tail -n 1
+}
 # From `PID FD TARGET` lines those that have a driver file of a PCI device open.
 sysfs_writes() {
   grep -E "^[0-9]+ [0-9]+ /sys/.*pci.*/($driver_files)\$"

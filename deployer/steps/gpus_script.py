@@ -186,14 +186,21 @@ pause_daemon() {
 # Nothing is touched while a write by anybody is under way on one of these functions.
 refuse_pending() {
   scan
+  : >"$work/pending"
+  ours=
+  for job in "$@"; do ours="$ours ${job%%,*}"; done
+  marked >"$work/marked"
+  while read -r one pid its what; do
+    case "$ours " in *" $one "*) echo "$what by pid $pid has not returned (state $its)" ;; esac
+  done <"$work/marked" >>"$work/pending"
   passing=$(sysfs_writes <"$work/links")
   [ -z "$passing" ] || { tick; tick; }
   printf '%s\n' "$passing" | while read -r pid fd path; do
-    [ -n "$pid" ] && [ -L "$ROOT/proc/$pid/fd/$fd" ] && state "$pid" >/dev/null || continue
-    echo "a write to ${path##*/} by pid$(named "$pid") has not returned"
-  done >"$work/pending"
-  marked | while read -r one pid its what; do
-    echo "$what by pid $pid has not returned (state $its)"
+    [ -n "$pid" ] && [ -L "$ROOT/proc/$pid/fd/$fd" ] && waiting "$pid" "$fd" >/dev/null || continue
+    one=$(addresses "$pid" "$path")
+    case "$ours " in
+      *" ${one:-$ours} "*) echo "a write to ${path##*/} by pid$(named "$pid") has not returned" ;;
+    esac
   done >>"$work/pending"
   [ ! -s "$work/pending" ] || stuck "$(head -n 1 "$work/pending")"
 }
@@ -308,7 +315,8 @@ for job in "$@"; do
   [ "$was" = "$to" ] || [ -z "$was$to" ] || moved="$moved $job"
   [ "$was" != nvidia ] || [ "$to" = nvidia ] || leaving="$leaving $job"
 done
-[ -z "$moved" ] || refuse_pending
+# shellcheck disable=SC2086
+[ -z "$moved" ] || refuse_pending $moved
 # shellcheck disable=SC2086
 [ -z "$daemon" ] || [ -z "$leaving" ] || pause_daemon $leaving
 for job in $moved; do fields "$job"; free; done

@@ -173,7 +173,7 @@ def test_script_gives_up_on_a_stuck_unbind_and_a_later_look_sees_it(
         (seen,) = look(tree, shell).pending
         assert (seen.pid, seen.address) == (pid, A)
         assert seen.what == f"the unbind of {A} from vfio-pci"
-        assert overrides(tree, shell).problem
+        assert (overrides(tree, shell).of(A), overrides(tree, shell).of(B)) == (None, "")
         tree.unbind(A)
         again = run(tree, shell, *to_nvidia([A, B]))
         assert again.returncode == 75

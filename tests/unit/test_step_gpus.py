@@ -391,10 +391,16 @@ def test_look_at_a_pending_unbind(tmp_path: Path, shell: list[str]) -> None:
     tree = Tree(tmp_path)
     tree.unbind(A)
     tree.process(50, "sh", "/sys/bus/pci/drivers/vfio-pci/unbind", "/", f"sh -c echo {A} > unbind")
-    write(tmp_path / "proc/50/stat", "50 (s h) D 1 50 50 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0\n")
+    write(tmp_path / "proc/50/syscall", "1 0x7 0x55 0xd 0x0 0x0 0x0 0x7ffe 0x7f12\n")
+    write(tmp_path / "proc/50/stat", "50 (s h) S 1 50 50 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0\n")
     (seen,) = look(tree, shell).pending
-    assert str(seen) == f"a write to unbind of {A} by pid 50 (sh, state D) has not returned"
-    assert overrides(tree, shell).problem.startswith("a write to a driver file by pid 50")
+    assert str(seen) == f"a write to unbind of {A} by pid 50 (sh, state S) has not returned"
+    # It is not read; the other one is.
+    assert [address for address, _ in overrides(tree, shell).values] == [
+        "0000:21:00.1",
+        B,
+        "0000:41:00.1",
+    ]
     # Ours says which address and what; a mark of another boot or of a later process says nothing.
     marks = tmp_path / "run/deployer/gpus"
     write(marks / A, f"{BOOT_ID} 50 777 the unbind of {A} from vfio-pci\n")
@@ -402,6 +408,18 @@ def test_look_at_a_pending_unbind(tmp_path: Path, shell: list[str]) -> None:
     write(marks / "0000:21:00.1", "another-boot 50 777 the unbind\n")
     (seen,) = look(tree, shell).pending
     assert (seen.address, seen.what) == (A, f"the unbind of {A} from vfio-pci")
+    (marks / A).unlink()
+    # A daemon that has the file open and is in another call waits for nothing.
+    write(tmp_path / "proc/50/syscall", "232 0x3 0x55 0xd 0x0 0x0 0x0 0x7ffe 0x7f12\n")
+    assert look(tree, shell).pending == ()
+    # Where the kernel does not tell the call, state D does.
+    (tmp_path / "proc/50/syscall").unlink()
+    assert look(tree, shell).pending == ()
+    write(tmp_path / "proc/50/stat", "50 (sh) D 1 50 50 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0\n")
+    assert [one.state for one in look(tree, shell).pending] == ["D"]
+    # One that names no function may be on any of them.
+    write(tmp_path / "proc/50/cmdline", "sh")
+    assert overrides(tree, shell).problem == "a write to a driver file by pid 50 has not returned"
     # A zombie waits for nothing.
     write(tmp_path / "proc/50/stat", "50 (sh) Z 1 50 50 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 777 0\n")
     assert look(tree, shell).pending == ()
