@@ -14,7 +14,7 @@ from deployer.model import Facts, Plan, PlanState, Probe, Where
 from deployer.nvidia_texts import api_mismatches, smi_verdict, standing
 from deployer.state import DeploymentState
 from deployer.steps import cuda_proof
-from deployer.steps.base import Step
+from deployer.steps.base import Step, StepContext
 from deployer.steps.cuda_proof import CudaProof
 from deployer.steps.driver_facts import (
     GuestDriver,
@@ -29,6 +29,8 @@ from deployer.steps.driver_guest import guest_silent, plan_guest, plan_plain
 from deployer.steps.driver_host import plan_host
 from deployer.steps.driver_table import lines, next_boot_problem, other_kernels_problem, table
 from deployer.steps.gpus_facts import GpuFacts
+
+ROUNDS = 3
 
 
 class DriverStep(Step):
@@ -52,7 +54,15 @@ class DriverStep(Step):
         if host.timed_out:
             return plan
         rows = table(want, host, facts.get(HostKernels), facts.get(GuestDriver))
-        return plan.noted(*lines(want, rows, host))
+        return plan.noted(*lines(want, rows, host, facts.get(CudaProof)))
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Runs the changes, looks again, and goes on: host module, next kernel, guest libraries."""
+        for _ in range(ROUNDS):
+            super().apply(context, facts, plan)
+            plan = self.plan(context.want, context.reprobe(), context.state)
+            if plan.state is not PlanState.CHANGES:
+                return
 
 
 def _decide(want: Deployment, host: HostDriver, facts: Facts) -> Plan:

@@ -13,6 +13,7 @@ from deployer import gpu
 from deployer.deployment import Deployment
 from deployer.kernels import Kernel
 from deployer.nvidia_arch import generation
+from deployer.steps.cuda_proof import CudaProof
 from deployer.steps.driver_facts import GuestDriver, HostDriver, HostKernels, Userspace
 
 RUNNING, NEXT = "running", "boots next"
@@ -88,8 +89,10 @@ def _libraries(place: str, userspace: Userspace, wanted: str) -> Row:
     return Row(f"libraries in {place}", " and ".join(versions), right, note if not right else "")
 
 
-def lines(want: Deployment, rows: Sequence[Row], host: HostDriver) -> tuple[str, ...]:
-    """The table as text; `!` marks what is not as wanted."""
+def lines(
+    want: Deployment, rows: Sequence[Row], host: HostDriver, proof: CudaProof | None = None
+) -> tuple[str, ...]:
+    """The table as text; `!` marks what is not as wanted. What CUDA itself said goes below."""
     width = max(len(row.place) for row in rows)
     column = max(len(row.version or "none") for row in rows)
     found = []
@@ -101,7 +104,23 @@ def lines(want: Deployment, rows: Sequence[Row], host: HostDriver) -> tuple[str,
     if kinds:
         secure = {True: "on", False: "off", None: "not there"}[host.secure_boot]
         found.append(f"  GPUs: {', '.join(kinds)}; Secure Boot {secure}")
+    if proof is not None:
+        where = want.host_name if want.vmid is None else f"container {want.vmid}"
+        mark = "!" if proof.cause is not None else " "
+        found.append(f"{mark} CUDA in {where}: {_cuda(proof)}")
     return tuple(found)
+
+
+def _cuda(proof: CudaProof) -> str:
+    if proof.good:
+        version = f", CUDA {proof.cuda[0]}.{proof.cuda[1]}" if proof.cuda else ""
+        seen = "" if proof.devices is None else f", {proof.devices} GPUs"
+        return f"cuInit succeeds{seen}{version}"
+    if proof.skipped:
+        return f"not asked: {proof.skipped}"
+    if proof.code is not None:
+        return f"cuInit answers {proof.code} ({proof.name or 'no name'})"
+    return proof.cause.name if proof.cause is not None else "no answer"
 
 
 def next_boot_problem(

@@ -11,6 +11,7 @@ from typing import Any
 from deployer.deployment import Deployment
 from deployer.model import Probe, ProbeOutput
 from deployer.shell import assignments
+from deployer.steps.harmless import HARMLESS
 
 OWN_UV = "/opt/deployer/uv/bin/uv"
 
@@ -44,6 +45,17 @@ fi
 command -v apt-get >/dev/null 2>&1 && printf 'apt=yes\n'
 exit 0
 """
+
+_COMPUTE = (
+    HARMLESS
+    + r"""
+command -v nvidia-smi >/dev/null || { echo 'it is not installed'; exit 127; }
+cannot_harm nvidia-smi --query-gpu=pci.bus_id,compute_cap --format=csv,noheader
+status=$?
+[ "$status" -ne 125 ] || echo 'it cannot be asked without side effects'
+exit "$status"
+"""
+)
 
 
 @dataclass(frozen=True)
@@ -98,7 +110,7 @@ def venv_probes(want: Deployment) -> list[Probe]:
         Probe(
             "venv-compute",
             want.guest,
-            "exec nvidia-smi --query-gpu=pci.bus_id,compute_cap --format=csv,noheader\n",
+            _COMPUTE,
             parse_compute,
             timeout_s=15.0,
         ),

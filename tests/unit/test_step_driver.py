@@ -114,6 +114,21 @@ def test_the_four_places_as_one_table() -> None:
     assert all(len(line) < 100 for line in notes)
 
 
+@pytest.mark.parametrize(
+    ("proof", "line"),
+    [
+        (CudaProof(0, "CUDA_SUCCESS", 2, (13, 0)), "  {} cuInit succeeds, 2 GPUs, CUDA 13.0"),
+        (CudaProof(999, "CUDA_ERROR_UNKNOWN"), "! {} cuInit answers 999 (CUDA_ERROR_UNKNOWN)"),
+        (CudaProof(skipped="no Python"), "  {} not asked: no Python"),
+        (CudaProof(stale=(508, 511)), "! {} cuda-stale-uvm"),
+        (CudaProof(timed_out=True), "! {} cuda-hangs"),
+    ],
+)
+def test_what_cuda_says_stands_below(proof: CudaProof, line: str) -> None:
+    notes = plan(host(), kernels(), GuestDriver(userspace()), proof).notes
+    assert notes[-1] == line.format("CUDA in container 129:")
+
+
 def test_the_table_names_an_older_pin_and_dkms() -> None:
     seen = kernels(
         Kernel(NEWER, module=WANTED),

@@ -42,8 +42,11 @@ def lay_mounts() -> None:
 
 def install_driver() -> None:
     """The host's driver package: module on disk, nvidia-smi, libraries."""
-    folder = f"/lib/modules/{os.uname().release}/updates/dkms"
+    modules = f"/lib/modules/{os.uname().release}"
+    folder = f"{modules}/updates/dkms"
     os.makedirs(folder, exist_ok=True)
+    os.makedirs(f"{modules}/build", exist_ok=True)
+    open(f"{modules}/build/Makefile", "w").close()
     for name in ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm"):
         with open(f"{folder}/{name}.ko", "w") as file:
             file.write(VERSION + "\n")
