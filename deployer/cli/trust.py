@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import click
 
 from deployer.catalog import Catalog
 from deployer.cli.ask import agreed
 from deployer.cli.options import Options, common
-from deployer.errors import UsageError
+from deployer.errors import Unreachable, UsageError
 from deployer.inventory import Ssh
-from deployer.remote.trust import Offered, fetch, record
+from deployer.remote.connect import open_host
+from deployer.remote.hostkeys import HostKey
+from deployer.remote.trust import Offered, fetch, record, seen_by_host
 
 
 @click.command("trust")
@@ -22,23 +25,40 @@ def command(options: Options, words: tuple[str, ...]) -> int:
 
     Shows the key that the host (and each of its containers with an SSH of its own) offers now, and
     asks. `--yes` records it unseen: only sensible where nobody can stand in between. A key that
-    *changed* is never replaced: remove the old line yourself, once you know why.
+    *changed* is never replaced: remove the old line yourself, once you know why. What a container
+    offers is compared with what its host reads in it, where the host can be asked.
     """
     catalog = Catalog.load(options.inventory)
     for word in words:
-        for name, ssh in _machines(catalog, word):
-            while not _recorded(fetch(name, ssh, options.inventory), options):
+        for name, ssh, vmid in _machines(catalog, word):
+            inside = partial(_inside, catalog, word, vmid, options) if vmid is not None else None
+            while not _recorded(fetch(name, ssh, options.inventory), options, inside):
                 continue
     return 0
 
 
-def _recorded(offered: Offered, options: Options) -> bool:
+def _inside(catalog: Catalog, word: str, vmid: int, options: Options) -> tuple[HostKey, ...]:
+    """The container's keys as its host reads them; () when the host cannot be asked."""
+    host = open_host(word, catalog.host(word).ssh, options.inventory)
+    try:
+        return seen_by_host(host, vmid)
+    except Unreachable:
+        return ()
+    finally:
+        host.close()
+
+
+def _recorded(
+    offered: Offered, options: Options, inside: Callable[[], tuple[HostKey, ...]] | None = None
+) -> bool:
     """Shows and records one key. True when nothing is left to record on the way to the machine."""
     name = f"{offered.name} ({offered.place})"
     click.echo(f"{name}: {offered.key_type} {offered.fingerprint}", err=True)
     if offered.known:
         click.echo(f"{name}: recorded in {offered.path}", err=True)
         return True
+    if inside is not None and "(gateway " not in offered.name:
+        _compare(offered, inside())
     if not agreed(
         "Is this the fingerprint that the host itself shows?",
         command="trust",
@@ -51,9 +71,23 @@ def _recorded(offered: Offered, options: Options) -> bool:
     return False
 
 
-def _machines(catalog: Catalog, word: str) -> Iterator[tuple[str, Ssh]]:
+def _compare(offered: Offered, keys: tuple[HostKey, ...]) -> None:
+    """Tells whether the host reads the same key in the container. Raises UsageError when not."""
+    name = f"{offered.name} ({offered.place})"
+    if offered.key in keys:
+        click.echo(f"{name}: its host reads the same key in the container", err=True)
+    elif any(key.type == offered.key.type for key in keys):
+        shown = ", ".join(key.fingerprint for key in keys if key.type == offered.key.type)
+        raise UsageError(
+            f"another machine answers there: in the container its host reads {shown}",
+            where=name,
+            fix="correct the address of the container in the inventory",
+        )
+
+
+def _machines(catalog: Catalog, word: str) -> Iterator[tuple[str, Ssh, int | None]]:
     host = catalog.host(word)
-    yield word, host.ssh
+    yield word, host.ssh, None
     for vmid, container in host.containers.items():
         if container.ssh is not None:
-            yield f"{word}/{vmid}", container.ssh
+            yield f"{word}/{vmid}", container.ssh, vmid

@@ -217,6 +217,20 @@ def fetch_key(
         transport.close()
 
 
+def parse_public(text: str) -> HostKey | None:
+    """The key of a `.pub` file; None when it is none."""
+    fields = text.split()
+    if len(fields) < 2:
+        return None
+    try:
+        blob = base64.b64decode(fields[1], validate=True)
+    except binascii.Error:
+        return None
+    name = fields[0].encode()
+    # A blob begins with its own type, so a line that was cut or mixed up does not pass.
+    return HostKey(fields[0], blob) if blob[4 : 4 + len(name)] == name else None
+
+
 def append_key(path: Path, name: str, key: HostKey) -> None:
     """Adds a line for `name` to `path` (temp file, fsync, rename); nothing if it is there already.
 

@@ -11,6 +11,7 @@ from deployer.remote import hostkeys
 from deployer.remote.hostkeys import HostKey
 from deployer.remote.ssh import SshTransport
 from deployer.remote.sshconfig import Endpoint, resolve
+from deployer.remote.transport import Transport
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,22 @@ def _offered(endpoint: Endpoint, key: HostKey) -> Offered:
     return Offered(
         endpoint.name, endpoint.place, endpoint.key_name, key, endpoint.known_hosts[0], known
     )
+
+
+# The guest's own files, seen by its host: whoever stands between us and its address is not asked.
+_INSIDE = r"""
+pct exec "$1" -- sh -c 'cat /etc/ssh/ssh_host_*_key.pub' </dev/null
+"""
+
+
+def seen_by_host(host: Transport, vmid: int) -> tuple[HostKey, ...]:
+    """The host keys of a container as its host reads them; () when it does not run there.
+
+    Raises Unreachable.
+    """
+    answer = host.run(_INSIDE, args=[str(vmid)], timeout_s=30.0)
+    keys = (hostkeys.parse_public(line) for line in answer.text.splitlines())
+    return tuple(key for key in keys if key is not None)
 
 
 def record(offered: Offered) -> None:

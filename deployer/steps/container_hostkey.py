@@ -6,13 +6,11 @@ from the container's own file.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from pathlib import Path
 
 from deployer.model import Where
 from deployer.remote import hostkeys
-from deployer.remote.hostkeys import HostKey
+from deployer.remote.hostkeys import parse_public
 from deployer.remote.sshconfig import resolve
 from deployer.shell import assignments
 from deployer.steps.base import StepContext
@@ -24,20 +22,6 @@ sed '/^\[/q' "/etc/pve/lxc/$VMID.conf" | grep -q "^#$MARK" || exit 3
 exec pct exec "$VMID" -- sh -c 'cat /etc/ssh/ssh_host_ed25519_key.pub ||
   cat /etc/ssh/ssh_host_ecdsa_key.pub || cat /etc/ssh/ssh_host_rsa_key.pub' </dev/null
 """
-
-
-def parse_public(text: str) -> HostKey | None:
-    """The key of a `.pub` file; None when it is none."""
-    fields = text.split()
-    if len(fields) < 2:
-        return None
-    try:
-        blob = base64.b64decode(fields[1], validate=True)
-    except binascii.Error:
-        return None
-    name = fields[0].encode()
-    # A blob begins with its own type, so a line that was cut or mixed up does not pass.
-    return HostKey(fields[0], blob) if blob[4 : 4 + len(name)] == name else None
 
 
 def record_host_key(context: StepContext) -> bool:

@@ -8,12 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from deployer.errors import HostKeyChanged, HostKeyUnknown
+from deployer.cli.trust import _compare
+from deployer.errors import HostKeyChanged, HostKeyUnknown, UsageError
 from deployer.model import Where
+from deployer.remote.hostkeys import HostKey, parse_public
 from deployer.remote.transport import Answer
+from deployer.remote.trust import Offered, seen_by_host
 from deployer.steps.base import StepContext
 from deployer.steps.container import ContainerStep
-from deployer.steps.container_hostkey import parse_public, record_host_key
+from deployer.steps.container_hostkey import record_host_key
 from tests.unit.hoststeps import Door, context, deployment
 
 BLOB = b"\x00\x00\x00\x0bssh-ed25519\x00\x00\x00\x20" + b"k" * 32
@@ -83,3 +86,21 @@ def test_the_wait_for_a_new_container_records_its_key_once(tmp_path: Path) -> No
     refused = dataclasses.replace(made, transports={Where.HOST: silent, Where.GUEST: stranger})
     with pytest.raises(HostKeyUnknown):
         ContainerStep(pause=lambda seconds: None)._await_guest(refused)
+
+
+OFFERED = Offered(
+    "kpro5/129", "192.0.2.129:22", "192.0.2.129", HostKey("ssh-ed25519", BLOB), Path(), False
+)
+
+
+def test_trust_compares_with_what_the_host_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    door = Door("kpro5", [Answer(0, f"{LINE}not a key\n".encode(), b"")])
+    keys = seen_by_host(door, 129)
+    assert [key.type for key in keys] == ["ssh-ed25519"]
+    _compare(OFFERED, keys)
+    assert "its host reads the same key" in capsys.readouterr().err
+    _compare(OFFERED, ())
+    assert capsys.readouterr().err == ""
+    stranger = dataclasses.replace(OFFERED, key=HostKey("ssh-ed25519", BLOB.replace(b"k", b"x")))
+    with pytest.raises(UsageError, match="another machine answers there"):
+        _compare(stranger, keys)
