@@ -127,10 +127,11 @@ def _overrides(before: Facts, after: Facts, addresses: Sequence[str]) -> list[st
     found = []
     for address in addresses:
         old, new = was.of(address), now.of(address)
-        if old is not None and new is not None and old != new:
+        if old is not None and new is None:
+            why = now.problem or "a write to its driver files is under way"
+            found.append(f"driver_override of {address} was '{old}' and cannot be read: {why}")
+        elif old is not None and old != new:
             found.append(f"driver_override of {address} was '{old}' and is '{new}'")
-    if not now.values and was.values:
-        found.append(f"driver_override cannot be compared: {now.problem or 'it was not read'}")
     return found
 
 
