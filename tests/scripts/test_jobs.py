@@ -282,16 +282,20 @@ def test_stop_finds_what_only_holds_the_log(jobs: Jobs) -> None:
     pid = int(child.read_text())
     with (folder(jobs, job) / "log").open("rb") as log:
         reader = subprocess.Popen(["sleep", "7407"], stdin=log)
-    for victim in (job.session, job.pid):
-        os.kill(victim, signal.SIGKILL)
-    until(lambda: start_time(job.pid) is None and start_time(job.session) is None)
-    assert start_time(pid) is not None
-    proof = jobs.stop(job, grace_s=5)
-    assert (proof.stopped, proof.how) == (True, "TERM")
-    assert start_time(pid) is None
-    assert reader.poll() is None
-    reader.kill()
-    reader.wait()
+    try:
+        for victim in (job.session, job.pid):
+            os.kill(victim, signal.SIGKILL)
+        until(lambda: start_time(job.pid) is None and start_time(job.session) is None)
+        assert start_time(pid) is not None
+        proof = jobs.stop(job, grace_s=5)
+        assert (proof.stopped, proof.how) == (True, "TERM")
+        assert start_time(pid) is None
+        assert reader.poll() is None
+    finally:
+        for left in (pid, reader.pid):
+            if start_time(left) is not None:
+                os.kill(left, signal.SIGKILL)
+        reader.wait()
 
 
 def test_stop_leaves_strangers_alone(jobs: Jobs) -> None:
