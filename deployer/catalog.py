@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployer import crosscheck
-from deployer.deployment import Deployment
+from deployer.deployment import Deployment, Peer, worker_url
 from deployer.document import Document, load, read_text
 from deployer.errors import DocumentError, UsageError
 from deployer.inventory import DeploymentEntry, Host, InventoryFile, Ssh
@@ -173,11 +173,12 @@ class Catalog:
             name=name,
             host=host,
             entry=entry,
-            playbook=loaded.playbook,
+            playbook=_drained(entry, loaded.playbook),
             playbook_name=entry.playbook,
             lock_text=loaded.lock_text,
             variant=variant or entry.variant,
             guest_keys=self._guest_keys(host_name, entry),
+            peers=self._peers(host_name, name, loaded.playbook),
         )
         crosscheck.check_variant(deployment, document)
         known = [rung.name for rung in loaded.playbook.variants]
@@ -213,6 +214,21 @@ class Catalog:
             )
         return "".join(f"{line}\n" for line in lines)
 
+    def _peers(self, host_name: str, name: str, playbook: Playbook) -> tuple[Peer, ...]:
+        """The other replicas: of the same playbook, behind the same router."""
+        mine = self.hosts[host_name].deployments[name]
+        if mine.replica is None:
+            return ()
+        return tuple(
+            Peer(f"{other}/{label}", worker_url(host, entry, playbook))
+            for other, host in self.hosts.items()
+            for label, entry in host.deployments.items()
+            if entry.replica is not None
+            and (other, label) != (host_name, name)
+            and entry.playbook == mine.playbook
+            and entry.replica.router.url == mine.replica.router.url
+        )
+
     def _ports(self, host_name: str) -> Iterable[tuple[str, int | None, int]]:
         """Ports of the host's deployments, where they are known without reading more playbooks."""
         for label, entry in self.hosts[host_name].deployments.items():
@@ -237,6 +253,14 @@ def _limited(
             fix=f"without it: {listed(f'{host}/{name}' for host, name in chosen)}",
         )
     return left
+
+
+def _drained(entry: DeploymentEntry, playbook: Playbook) -> Playbook:
+    """A replica's server is stopped only when its requests had the time to end."""
+    if entry.replica is None or entry.replica.drain_s <= playbook.stop.drain_s:
+        return playbook
+    stop = playbook.stop.model_copy(update={"drain_s": entry.replica.drain_s})
+    return playbook.model_copy(update={"stop": stop})
 
 
 def _files(inventory_dir: Path) -> list[Path]:

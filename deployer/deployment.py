@@ -10,6 +10,14 @@ from deployer.playbook import ArgValue, Playbook
 
 
 @dataclass(frozen=True)
+class Peer:
+    """Another replica of the same model. `url`: how the router knows it."""
+
+    id: str
+    url: str
+
+
+@dataclass(frozen=True)
 class Deployment:
     """What `deploy up HOST/NAME` works on."""
 
@@ -25,6 +33,8 @@ class Deployment:
     """The variant asked for (`--variant`, inventory), None: the first of the ladder."""
     guest_keys: str | None = None
     """The public keys for a container that is created; None: their file is not there."""
+    peers: tuple[Peer, ...] = ()
+    """The other replicas behind the same router."""
 
     @property
     def id(self) -> str:
@@ -63,6 +73,11 @@ class Deployment:
         return self.entry.port or self.playbook.serve.port
 
     @property
+    def worker_url(self) -> str:
+        """How a router reaches the server."""
+        return worker_url(self.host, self.entry, self.playbook)
+
+    @property
     def variant_name(self) -> str:
         """The variant that is launched; `base` when the playbook has none."""
         if self.variant:
@@ -77,3 +92,11 @@ class Deployment:
             if rung.name == name:
                 args.update(rung.args)
         return {flag: value for flag, value in args.items() if value is not False}
+
+
+def worker_url(host: Host, entry: DeploymentEntry, playbook: Playbook) -> str:
+    """How a router reaches the server of `entry`, without a slash at the end."""
+    container = None if entry.container is None else host.containers.get(entry.container)
+    ssh = container.ssh if container is not None and container.ssh is not None else host.ssh
+    port = entry.port or playbook.serve.port
+    return (entry.worker_url or entry.url or f"http://{ssh.address}:{port}").rstrip("/")

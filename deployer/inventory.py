@@ -145,6 +145,16 @@ class Cutover(Strict):
         return "none"
 
 
+class Replica(Strict):
+    """One of several deployments of a model behind a router. They are changed one at a time."""
+
+    router: RouterCutover
+    """Those with the same router and playbook are replicas of each other."""
+    drain_s: Annotated[float, Field(ge=0, le=86400)] = 300.0
+    """How long requests that still run may take before the server is stopped; at least
+    stop.drain_s of the playbook."""
+
+
 class DeploymentEntry(Strict):
     """One served model in one container; the key is its name."""
 
@@ -160,6 +170,8 @@ class DeploymentEntry(Strict):
     """How clients reach the server, for messages; None: http://ADDRESS:PORT."""
     worker_url: Line | None = None
     """How a router reaches the server; None: `url`."""
+    replica: Replica | None = None
+    """`up` takes it out of the router before its server stops, and in again when it has passed."""
     cutover: Cutover | None = None
     """How `migrate` moves the traffic to this deployment; None: as the source's entry says."""
 

@@ -6,6 +6,9 @@ first of them that has something to do is the canary, and the others act once it
 gates. A deployment of the line that is already as wanted has passed them: then there is nothing to
 wait for. One that ends before it changed anything (unreachable, locked, blocked) proves nothing
 about the change, and the next one is the canary.
+
+Replicas behind one router are a line too, of which one at a time acts, those first that do not
+serve; the line ends with the first that fails, so that no second one goes missing.
 """
 
 from __future__ import annotations
@@ -30,10 +33,13 @@ SAY_EVERY_S = 1.0
 
 @dataclass
 class _Line:
-    """Deployments that one canary speaks for."""
+    """Deployments that one canary speaks for; with `one_by_one` each for those behind it."""
 
     ids: list[str] = field(default_factory=list)
+    one_by_one: bool = False
     ready: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
+    """Serve nothing now."""
     over: set[str] = field(default_factory=set)
     """Ended, well or not."""
     first_ready: float = 0.0
@@ -45,12 +51,16 @@ class _Line:
         """The first that is ready, once nobody before it can still become so."""
         if self.canary:
             return
-        for one in self.ids:
-            if one in self.ready - self.over:
-                self.canary = one
-                return
-            if one not in self.over and now - self.first_ready < ELECTION_S:
-                return
+        known = now - self.first_ready >= ELECTION_S or self.ready | self.over >= set(self.ids)
+        waiting = [one for one in self.ids if one in self.ready - self.over]
+        if self.one_by_one:
+            # Without the others, the one that still serves may be the last to do so.
+            waiting = sorted(waiting, key=lambda one: one not in self.idle) if known else []
+        elif not known and waiting:
+            before = self.ids[: self.ids.index(waiting[0])]
+            waiting = waiting if self.over >= set(before) else []
+        if waiting:
+            self.canary = waiting[0]
 
 
 class Rollout:
@@ -80,30 +90,36 @@ class Rollout:
         self._line_of: dict[str, _Line] = {}
         hosts: dict[tuple[str, str], set[str]] = {}
         for want in deployments:
-            key = (want.playbook_name, want.variant_name)
+            replica = want.entry.replica
+            key = (want.playbook_name, replica.router.url if replica else want.variant_name)
             line = self._lines.setdefault(key, _Line())
             line.ids.append(want.id)
             self._line_of[want.id] = line
             hosts.setdefault(key, set()).add(want.host_name)
-            # One host alone has nobody to be careful for.
+            line.one_by_one = replica is not None
             wanted = want.playbook.rollout.canary if canary is None else canary
-            line.passed = not wanted or len(hosts[key]) < 2
+            # One host alone has nobody to be careful for.
+            line.passed = len(hosts[key]) < 2 or not (wanted or line.one_by_one)
 
     def refusal(self, host: str) -> NotStarted | None:
         """Why `host` is not to be begun at all."""
         with self._changed:
             return self._too_many(host)
 
-    def admit(self, want: Deployment, on_wait: Callable[[str], None]) -> None:
+    def admit(
+        self, want: Deployment, on_wait: Callable[[str], None], *, idle: bool = False
+    ) -> None:
         """Returns when `want` may act. Raises NotStarted, or the cause of an interrupt.
 
-        `on_wait` is told every second what it waits for.
+        `on_wait` is told every second what it waits for. `idle`: it does not serve now.
         """
         line = self._line_of[want.id]
         with self._changed:
             if not line.ready:
                 line.first_ready = self._clock()
             line.ready.add(want.id)
+            if idle:
+                line.idle.add(want.id)
             self._changed.notify_all()
             if self._may_act(want, line):
                 return
@@ -112,8 +128,8 @@ class Rollout:
                 with self._changed:
                     if self._may_act(want, line):
                         break
-                    waits_for = line.canary
-                on_wait(f"waits for the canary {waits_for}" if waits_for else "before the canary")
+                    who, kind = line.canary, "replica" if line.one_by_one else "canary"
+                on_wait(f"waits for the {kind} {who}" if who else f"before the first {kind}")
                 with self._changed:
                     if not self._may_act(want, line):
                         self._changed.wait(SAY_EVERY_S)
@@ -130,13 +146,13 @@ class Rollout:
             if id_ in line.over:
                 return
             line.over.add(id_)
-            if passed:
+            if passed and not line.one_by_one:
                 line.passed = True
             if error is not None and not isinstance(error, NotStarted | Interrupted):
                 self._failed[id_.partition("/")[0]] = None
             if line.canary == id_ and not line.passed:
-                line.failed = acted
-                if not acted:
+                line.failed = acted and not passed
+                if not line.failed:
                     line.canary = ""
             self._changed.notify_all()
 
@@ -149,7 +165,8 @@ class Rollout:
             return True
         if line.failed:
             raise NotStarted(
-                f"not started: the canary {line.canary} failed",
+                f"not started: the {'replica' if line.one_by_one else 'canary'} {line.canary} "
+                "failed",
                 where=want.id,
                 fix=f"see what {line.canary} says; then run the same command again",
             )

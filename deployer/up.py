@@ -26,8 +26,10 @@ from deployer.errors import CommandOverdue, Defect, DeployError, Interrupted, Un
 from deployer.events import Bus, Event, Note, Progress, RunFinished, RunStarted
 from deployer.inventory import Host
 from deployer.locallock import LocalLock
-from deployer.model import Facts, PlanState
+from deployer.model import Facts, PlanState, Where
 from deployer.names import shown
+from deployer.remote.transport import Transport
+from deployer.replicas import Membership
 from deployer.rollout import Rollout
 from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState
@@ -251,17 +253,25 @@ def _one(
 ) -> None:
     steps = options.steps()
     own = state.deployments.setdefault(want.name, DeploymentState())
+    transports = session.transports(want)
+    member = _membership(want, transports, options, bus)
+
+    def entering(step: str) -> None:
+        on_step(step)
+        if member is not None:
+            member.before(step)
+
     engine = Engine(
         want,
         steps,
         lambda: session.look(want, steps),
-        session.transports(want),
+        transports,
         state=own,
         save=lambda: state_file.save(state),
         bus=bus,
         run_id=run_id,
         environ=options.environ,
-        on_step=on_step,
+        on_step=entering,
     )
     pin = own.manifest
     if options.repin:
@@ -279,12 +289,19 @@ def _one(
             own.manifest = pin
             return
         if options.rollout is not None:
-            _wait_for_turn(want, session, options.rollout, bus)
+            server = facts.get(ServerFact)
+            idle = not (server is not None and server.serving)
+            _wait_for_turn(want, session, options.rollout, bus, idle=idle)
         session.want_lock(run_id)
         facts = engine.look("under the host lock")
     if own.manifest != pin:
         state_file.save(state)
-    facts = engine.apply(outcome, facts, selection)
+    try:
+        facts = engine.apply(outcome, facts, selection)
+    except DeployError:
+        if member is not None and not options.cancel.asked:
+            member.settle(lambda: engine.look("what serves after the failure"))
+        raise
     result.left = [
         step.name
         for step in steps
@@ -293,9 +310,29 @@ def _one(
     ]
     if options.serves:
         result.result = proven(want, steps, facts, own)
+        if member is not None and result.result:
+            member.join()
 
 
-def _wait_for_turn(want: Deployment, session: HostSession, rollout: Rollout, bus: Bus) -> None:
+def _membership(
+    want: Deployment, transports: Mapping[Where, Transport], options: UpOptions, bus: Bus
+) -> Membership | None:
+    """Its place behind the router, when it is a replica and anything may be changed."""
+    if want.entry.replica is None or options.dry_run:
+        return None
+    return Membership(
+        want,
+        want.entry.replica,
+        transports[Where.HOST],
+        options.environ,
+        bus,
+        leaves_for_good=not options.serves,
+    )
+
+
+def _wait_for_turn(
+    want: Deployment, session: HostSession, rollout: Rollout, bus: Bus, *, idle: bool
+) -> None:
     """Returns when this deployment may act; its facts are old then. Raises NotStarted."""
 
     began = time.monotonic()
@@ -305,7 +342,7 @@ def _wait_for_turn(want: Deployment, session: HostSession, rollout: Rollout, bus
             session.rest()
         bus.emit(Progress(want.host_name, want.id, "canary", text))
 
-    rollout.admit(want, waits)
+    rollout.admit(want, waits, idle=idle)
 
 
 def _repin(want: Deployment, own: DeploymentState, options: UpOptions, bus: Bus) -> None:

@@ -17,13 +17,16 @@ from deployer.fleet import Slots
 from deployer.rollout import Rollout
 
 
-def want(id_: str, playbook: str = "qwen", canary: bool = True) -> Deployment:
+def want(id_: str, playbook: str = "qwen", canary: bool = True, router: str = "") -> Deployment:
     host = id_.partition("/")[0]
     known = SimpleNamespace(
         id=id_,
         host_name=host,
         playbook_name=playbook,
         variant_name="base",
+        entry=SimpleNamespace(
+            replica=SimpleNamespace(router=SimpleNamespace(url=router)) if router else None
+        ),
         playbook=SimpleNamespace(rollout=SimpleNamespace(canary=canary)),
     )
     return cast(Deployment, known)
@@ -32,7 +35,8 @@ def want(id_: str, playbook: str = "qwen", canary: bool = True) -> Deployment:
 class Asking:
     """`admit` in a thread of its own; `said` is what it was told to wait for."""
 
-    def __init__(self, policy: Rollout, who: Deployment) -> None:
+    def __init__(self, policy: Rollout, who: Deployment, idle: bool = False) -> None:
+        self.idle = idle
         self.said: list[str] = []
         self.told = threading.Event()
         self.error: BaseException | None = None
@@ -41,7 +45,7 @@ class Asking:
 
     def _ask(self, policy: Rollout, who: Deployment) -> None:
         try:
-            policy.admit(who, self._waits)
+            policy.admit(who, self._waits, idle=self.idle)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.error = error
 
@@ -124,7 +128,7 @@ def test_one_that_is_already_as_wanted_has_passed() -> None:
 def test_the_first_in_order_is_the_canary_not_the_fastest() -> None:
     policy = Rollout([A, B, C])
     second = Asking(policy, B)
-    assert second.waits == "before the canary"
+    assert second.waits == "before the first canary"
     policy.admit(A, pytest.fail)
     until(lambda: second.said[-1] == "waits for the canary a/m")
 
@@ -133,7 +137,7 @@ def test_one_that_hangs_before_it_delays_the_election_for_seconds_only() -> None
     now = [100.0]
     policy = Rollout([A, B, C], clock=lambda: now[0])
     second = Asking(policy, B)
-    assert second.waits == "before the canary"
+    assert second.waits == "before the first canary"
     now[0] += rollout.ELECTION_S
     assert second.ended() is None
 
@@ -210,4 +214,51 @@ def test_who_waits_has_no_slot() -> None:
     assert not taken.is_alive(), "the slot of the one that waits is free"
     policy.ended("a/m", None, passed=True)
     slots.give_back()
+    assert second.ended() is None
+
+
+R = [want(f"{host}/m", router="http://r") for host in "abc"]
+
+
+def test_replicas_act_one_at_a_time() -> None:
+    policy = Rollout(R, canary=False)
+    asking = [Asking(policy, one) for one in R]
+    assert asking[0].ended() is None
+    until(lambda: asking[1].said[-1:] == ["waits for the replica a/m"])
+    policy.ended("a/m", None, acted=True, passed=True)
+    assert asking[1].ended() is None
+    until(lambda: asking[2].said[-1:] == ["waits for the replica b/m"])
+    policy.ended("b/m", None, acted=True, passed=True)
+    assert asking[2].ended() is None
+
+
+def test_a_replica_that_does_not_serve_goes_first() -> None:
+    policy = Rollout(R)
+    first = Asking(policy, R[0])
+    assert first.waits == "before the first replica"
+    policy.ended("b/m", None, passed=True)
+    down = Asking(policy, R[2], idle=True)
+    assert down.ended() is None
+    until(lambda: first.said[-1] == "waits for the replica c/m")
+    policy.ended("c/m", None, acted=True, passed=True)
+    assert first.ended() is None
+
+
+def test_no_second_replica_goes_missing() -> None:
+    policy = Rollout(R, canary=False)
+    asking = [Asking(policy, one) for one in R]
+    assert asking[0].ended() is None
+    policy.ended("a/m", GateFailed("bad"), acted=True)
+    for one in asking[1:]:
+        error = one.ended()
+        assert isinstance(error, NotStarted)
+        assert error.what == "not started: the replica a/m failed"
+
+
+def test_a_replica_that_hangs_at_the_look_holds_the_others_for_seconds_only() -> None:
+    now = [0.0]
+    policy = Rollout(R, clock=lambda: now[0])
+    second = Asking(policy, R[1])
+    assert second.waits == "before the first replica"
+    now[0] = rollout.ELECTION_S
     assert second.ended() is None
