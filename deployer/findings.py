@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -15,10 +15,12 @@ from deployer.observe import LockSeen
 from deployer.rehash import Verdict
 from deployer.remote.hostlock import Controller, is_stale
 from deployer.state import DeploymentState
-from deployer.steps import driver
+from deployer.steps import driver, gpus_persist
 from deployer.steps.base import Step
+from deployer.steps.boot_facts import BootFacts
 from deployer.steps.cuda_proof import CudaProof
 from deployer.steps.driver_facts import HostSmi
+from deployer.steps.gpus_facts import GpuFacts
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards import pinned
@@ -81,7 +83,11 @@ def examine(
     planned = [_planned(step, want, facts, state) for step in steps]
     said = " ".join(one.what for one in planned if one.level is not Level.FINE)
     warned = [one for one in _warnings(want, facts, state) if one.what not in said]
-    return in_order([*planned, *warned])
+    told = {one.what for one in warned}
+    once = [
+        replace(one, notes=tuple(note for note in one.notes if note not in told)) for one in planned
+    ]
+    return in_order([*once, *warned])
 
 
 def in_order(found: Iterable[Finding]) -> list[Finding]:
@@ -159,6 +165,8 @@ def _warnings(want: Deployment, facts: Facts, state: DeploymentState) -> Iterabl
         if getattr(fact, "timed_out", False) and kind not in (HostSmi, CudaProof):
             yield warn("", f"a look ran over its deadline ({kind.__name__})", "is the host sick?")
     yield from (warn("driver", *one) for one in driver.warnings(want, facts))
+    gpus = gpus_persist.warnings(want, facts.get(GpuFacts), facts.get(BootFacts))
+    yield from (warn("gpus", *one) for one in gpus)
     yield from (warn(*one) for one in _venv(want, facts))
     shards = facts.get(ShardsFact)
     if shards is not None and (problem := shards.problem or shards.record_error):
