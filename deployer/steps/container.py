@@ -24,7 +24,7 @@ from deployer.steps.base import Step, StepContext
 from deployer.steps.container_devices import Lacks, aside, edits, lacks, unstartable
 from deployer.steps.container_facts import ContainerFacts, GuestNodes, probes
 from deployer.steps.container_hostkey import record_host_key
-from deployer.steps.container_inside import plan_inside, wrong_nodes, wrong_reason
+from deployer.steps.container_inside import plan_inside, plan_plain, wrong_nodes, wrong_reason
 from deployer.steps.container_refuse import refuse
 from deployer.steps.container_snapshot import is_snapshot, snapshot
 from deployer.steps.container_snapshot import take as take_snapshot
@@ -57,7 +57,7 @@ class ContainerStep(Step):
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Configuration first, then what the guest sees."""
         if want.vmid is None:
-            return Plan.nothing(f"the model runs on {want.host_name} itself, in no container")
+            return plan_plain(want, facts)
         seen = facts.get(ContainerFacts)
         if seen is None or seen.timed_out:
             return Plan.blocked(

@@ -1,6 +1,6 @@
 """What the container step looks at: pct's view on the host, device nodes inside the guest.
 
-`ContainerFacts` (host), `GuestNodes` and `CudaCheck` (guest) are public facts.
+`ContainerFacts` (host) and `GuestNodes` (guest) are public facts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from deployer.shell import assignments
 from deployer.steps.driver_facts import rooted
 
 PCT_TIMEOUT_S = 30.0
-CUDA_TIMEOUT_S = 60.0
 MARK = "=== "
 STATE_FOLDER = "/var/lib/deployer/lxc"
 """Copies of configurations before an edit, and the note that a creation is under way."""
@@ -79,31 +78,6 @@ exit 0
 GUEST_SCRIPT = r"""
 for node in "$ROOT"/dev/nvidia*; do
   [ -e "$node" ] && stat -c '%n|%F|%t:%T' "$node"
-done
-exit 0
-"""
-
-# cuInit is the proof: nvidia-smi passes without a usable nvidia-uvm. When it fails, the error of
-# opening a node tells a cgroup rule from a file mode from a driver that is gone.
-CUDA_SCRIPT = r"""
-[ -c "$ROOT/dev/nvidiactl" ] || exit 0
-if command -v nvidia-smi >/dev/null; then
-  echo "smi $(nvidia-smi -L >/dev/null 2>&1; echo $?)"
-fi
-started=
-if [ -c "$ROOT/dev/nvidia-uvm" ] && command -v python3 >/dev/null; then
-  started=$(python3 -c 'import ctypes
-try:
-    print("cuinit", ctypes.CDLL("libcuda.so.1").cuInit(0))
-except (OSError, AttributeError) as error:
-    print("nocuda", error)' 2>/dev/null)
-  printf '%s\n' "$started"
-fi
-[ "$started" != "cuinit 0" ] || exit 0
-for node in "$ROOT"/dev/nvidia[0-9]* "$ROOT"/dev/nvidiactl "$ROOT"/dev/nvidia-uvm \
-  "$ROOT"/dev/nvidia-uvm-tools; do
-  [ -c "$node" ] || continue
-  said=$( (: <>"$node") 2>&1) || printf 'open %s|%s\n' "$node" "$said"
 done
 exit 0
 """
@@ -177,18 +151,6 @@ class GuestNodes:
     def node(self, path: str) -> gpu.Node:
         """What lies at `path` in the guest."""
         return next((node for node in self.nodes if node.path == path), gpu.Node(path, "missing"))
-
-
-@dataclass(frozen=True)
-class CudaCheck:
-    """Whether the driver works in the guest; None: it could not be tried."""
-
-    smi_exit: int | None = None
-    cu_init: int | None = None
-    """CUresult of cuInit(0); 0 is success, 999 mostly a wrong nvidia-uvm."""
-    timed_out: bool = False
-    refused: tuple[tuple[str, str], ...] = ()
-    """Nodes that cannot be opened and why, looked at only when CUDA does not start."""
 
 
 def parse_container(output: ProbeOutput, vmid: int = 0) -> ContainerFacts:
@@ -278,22 +240,6 @@ def parse_nodes(output: ProbeOutput, root: str = "") -> GuestNodes:
     return GuestNodes(tuple(gpu.parse_nodes(lines).values()), output.timed_out)
 
 
-def parse_cuda(output: ProbeOutput, root: str = "") -> CudaCheck:
-    """The answer of CUDA_SCRIPT."""
-    smi: int | None = None
-    cuda: int | None = None
-    refused = []
-    for line in output.text.splitlines():
-        key, _, value = line.partition(" ")
-        if value.strip().isdigit():
-            smi = int(value) if key == "smi" else smi
-            cuda = int(value) if key == "cuinit" else cuda
-        elif key == "open":
-            path, _, said = value.partition("|")
-            refused.append((path.removeprefix(root), said.rpartition(": ")[2].strip()))
-    return CudaCheck(smi, cuda, output.timed_out, tuple(refused))
-
-
 def probes(vmid: int, root: str = "", create: Create | None = None) -> list[Probe]:
     """Of the host and the guest; `create`: what the inventory wants when there is none."""
     values = {
@@ -310,12 +256,5 @@ def probes(vmid: int, root: str = "", create: Create | None = None) -> list[Prob
             Where.GUEST,
             rooted(GUEST_SCRIPT, root),
             partial(parse_nodes, root=root),
-        ),
-        Probe(
-            "container.cuda",
-            Where.GUEST,
-            rooted(CUDA_SCRIPT, root),
-            partial(parse_cuda, root=root),
-            CUDA_TIMEOUT_S,
         ),
     ]

@@ -9,8 +9,9 @@ from deployer import pct_config
 from deployer.deployment import Deployment
 from deployer.model import Facts, Plan, PlanState
 from deployer.steps.container_devices import aside
-from deployer.steps.container_facts import ContainerFacts, CudaCheck, GuestNodes
-from deployer.steps.driver_facts import GuestDriver
+from deployer.steps.container_facts import ContainerFacts, GuestNodes
+from deployer.steps.cuda_proof import CudaProof
+from deployer.steps.driver_facts import GuestDriver, HostDriver
 from deployer.steps.driver_guest import plan_guest
 from deployer.steps.gpus_facts import GpuFacts
 
@@ -58,28 +59,46 @@ def plan_inside(want: Deployment, vmid: int, facts: Facts) -> Plan | NeedsRestar
         userspace = plan_guest(want, libraries)
         if userspace.state is not PlanState.NOTHING:
             return userspace
-    cuda = facts.get(CudaCheck)
+    cuda = facts.get(CudaProof)
     if cuda is not None and cuda.timed_out:
         return Plan.blocked(
             f"CUDA gave no answer in container {vmid} in time: a GPU or its driver is stuck",
             f"look for `Xid` in `dmesg` on {want.host_name}; such a GPU needs a host reboot",
         )
     host, seen = facts.need(GpuFacts), facts.need(ContainerFacts)
-    if cuda is not None and cuda.cu_init != 0 and cuda.refused:
+    if cuda is not None and not cuda.good and cuda.refused:
         return _refused(want, vmid, seen, cuda)
-    if cuda is not None and cuda.cu_init not in (None, 0):
+    if cuda is not None and cuda.cause is not None:
         return Plan.blocked(
-            f"CUDA does not start in container {vmid}: cuInit answers {cuda.cu_init}",
-            f"restart it (`pct reboot {vmid}`); then compare /dev/nvidia-uvm in it with the host's",
+            f"CUDA does not start in container {vmid}: {cuda.describe()}",
+            cuda.cause.on(want.host_name),
         )
     reason = f"container {vmid} runs and has {', '.join(host.needed())}"
-    if cuda is not None and cuda.cu_init == 0:
+    if cuda is not None and cuda.good:
         reason += "; CUDA starts in it"
     return Plan.nothing(reason + aside(vmid, seen, host))
 
 
+def plan_plain(want: Deployment, facts: Facts) -> Plan:
+    """A model that runs on the host itself: no container, but CUDA must start there too."""
+    reason = f"the model runs on {want.host_name} itself, in no container"
+    cuda, gpus, host = facts.get(CudaProof), facts.get(GpuFacts), facts.get(HostDriver)
+    # Before the steps driver and gpus have done their part there is nothing to judge.
+    ready = gpus is not None and gpus.ready
+    right = host is not None and host.userspace.is_version(want.playbook.driver.version)
+    if cuda is not None and ready and right:
+        if cuda.cause is not None:
+            return Plan.blocked(
+                f"CUDA does not start on {want.host_name}: {cuda.describe()}",
+                cuda.cause.on(want.host_name),
+            )
+        if cuda.good:
+            return Plan.nothing(f"{reason}; CUDA starts on it")
+    return Plan.nothing(reason)
+
+
 def _refused(
-    want: Deployment, vmid: int, seen: ContainerFacts, cuda: CudaCheck
+    want: Deployment, vmid: int, seen: ContainerFacts, cuda: CudaProof
 ) -> Plan | NeedsRestart:
     """The error of opening a node tells a rule from a mode from a driver that is gone."""
     path, said = cuda.refused[0]

@@ -11,7 +11,7 @@ good, missing and stale nodes; 803 from public reports.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deployer.model import Probe, ProbeOutput, Where
 from deployer.nvidia_texts import Cause
@@ -46,7 +46,19 @@ if code == 0:
 SCRIPT = (
     HARMLESS
     + r"""
-skip() { echo "skip $1"; exit 0; }
+closed() {
+  # The error of opening a node tells a cgroup rule from a file mode from a driver that is gone.
+  # Only nodes of a driver that is there: opening another makes the kernel look for its module.
+  [ -r "$ROOT/proc/driver/nvidia/version" ] && [ -c "$ROOT/dev/nvidiactl" ] || return 0
+  for node in "$ROOT"/dev/nvidia[0-9]* "$ROOT"/dev/nvidiactl "$ROOT"/dev/nvidia-uvm \
+    "$ROOT"/dev/nvidia-uvm-tools; do
+    [ -c "$node" ] || continue
+    major=$(stat -c %t "$node")
+    grep -q "^ *$((0x$major)) nvidia" "$ROOT/proc/devices" 2>/dev/null || continue
+    said=$( (: <>"$node") 2>&1) || printf 'open %s|%s\n' "${node#"$ROOT"}" "$said"
+  done
+}
+skip() { echo "skip $1"; closed; exit 0; }
 [ -r "$ROOT/proc/driver/nvidia/version" ] || skip 'the nvidia module is not loaded'
 for node in nvidiactl nvidia-uvm; do
   [ -c "$ROOT/dev/$node" ] || skip "/dev/$node is no device here"
@@ -54,15 +66,17 @@ done
 right=$(sed -n 's/^ *\([0-9][0-9]*\) nvidia-uvm$/\1/p' "$ROOT/proc/devices")
 here=$(stat -c %t "$ROOT/dev/nvidia-uvm")
 here=$((0x$here))
-[ -z "$right" ] || [ "$right" = "$here" ] || { echo "stale $here $right"; exit 0; }
+[ -z "$right" ] || [ "$right" = "$here" ] || { echo "stale $here $right"; closed; exit 0; }
 python=
 for one in python3 "$VENV/bin/python" /opt/deployer/uv/python/*/bin/python3; do
   python=$(command -v "$one" 2>/dev/null) && break
 done
 [ -n "$python" ] || skip 'there is no Python to ask CUDA with'
-cannot_harm "$python" -I -c "$CODE" libcuda.so.1
+answer=$(cannot_harm "$python" -I -c "$CODE" libcuda.so.1)
 status=$?
 [ "$status" -ne 125 ] || skip 'there is no way to ask CUDA here without side effects'
+printf '%s\n' "$answer"
+case $answer in "cuinit 0"*) ;; *) closed ;; esac
 exit "$status"
 """
 )
@@ -146,6 +160,8 @@ class CudaProof:
     library: str = ""
     stale: tuple[int, int] | None = None
     timed_out: bool = False
+    refused: tuple[tuple[str, str], ...] = ()
+    """Nodes that cannot be opened and why; looked at only when CUDA does not start."""
 
     @property
     def good(self) -> bool:
@@ -196,12 +212,20 @@ class CudaProof:
 
 def parse(output: ProbeOutput) -> CudaProof:
     """The answer of SCRIPT; a process that died without a word is told by its status."""
+    if output.timed_out:
+        return CudaProof(timed_out=True)
     rows: dict[str, str] = {}
+    refused = []
     for line in output.text.splitlines():
         key, _, value = line.partition(" ")
         rows.setdefault(key, value.strip())
-    if output.timed_out:
-        return CudaProof(timed_out=True)
+        if key == "open":
+            path, _, said = value.partition("|")
+            refused.append((path, said.rpartition(": ")[2].strip()))
+    return replace(_answer(rows, output), refused=tuple(refused))
+
+
+def _answer(rows: dict[str, str], output: ProbeOutput) -> CudaProof:
     if "nolibrary" in rows:
         return CudaProof(library=rows["nolibrary"][:300])
     code, _, name = rows.get("cuinit", "").partition(" ")

@@ -21,7 +21,8 @@ from deployer.state import DeploymentState
 from deployer.steps import container_changes as changes
 from deployer.steps import container_create
 from deployer.steps.container import ContainerStep
-from deployer.steps.container_facts import ContainerFacts, CudaCheck, GuestNodes, probes
+from deployer.steps.container_facts import ContainerFacts, GuestNodes, probes
+from deployer.steps.cuda_proof import CudaProof
 from tests.local_transport import LocalTransport, shell_path
 from tests.unit.hoststeps import SHELLS, Door, context, deployment, facts, run_script, tool
 from tests.unit.test_step_container import BARE, FULL, LIBRARIES
@@ -92,7 +93,7 @@ class World:
         if seen.status != "running":
             return facts(*host, silent="connection refused")
         inside = tuple(node for node in NODES if node.path in paths)
-        return facts(*host, GuestNodes(inside), CudaCheck(0, 0))
+        return facts(*host, GuestNodes(inside), CudaProof(0))
 
     def plan(self, seen: Facts) -> Plan:
         """The step's decision."""

@@ -12,12 +12,14 @@ import pytest
 
 from deployer import gpu
 from deployer.errors import ConnectionLost, Unreachable
-from deployer.model import Facts, Plan, PlanState, Shell
+from deployer.model import Facts, Plan, PlanState, Shell, Where
 from deployer.pct_config import parse_conf
 from deployer.state import DeploymentState
+from deployer.steps import cuda_proof
 from deployer.steps.container import ContainerStep
-from deployer.steps.container_facts import ContainerFacts, CudaCheck, GuestNodes, probes
-from deployer.steps.driver_facts import GuestDriver
+from deployer.steps.container_facts import ContainerFacts, GuestNodes, probes
+from deployer.steps.cuda_proof import CudaProof
+from deployer.steps.driver_facts import GuestDriver, HostDriver, Userspace
 from tests.unit.hoststeps import (
     SHELLS,
     Door,
@@ -65,7 +67,7 @@ def guest(nodes: Sequence[gpu.Node] = NODES) -> GuestNodes:
 
 
 def test_nothing_to_do() -> None:
-    decided = plan(pct(FULL), guest(), CudaCheck(0, 0))
+    decided = plan(pct(FULL), guest(), CudaProof(0))
     assert decided.state is PlanState.NOTHING
     assert decided.reason == (
         "container 129 runs and has /dev/nvidia0, /dev/nvidia1, /dev/nvidiactl, "
@@ -178,10 +180,10 @@ def test_running_but_silent() -> None:
 
 def test_libraries_and_cuda_are_looked_at_inside() -> None:
     assert "driver libraries" in plan(pct(FULL), guest(), GuestDriver()).reason
-    broken = plan(pct(FULL), guest(), CudaCheck(0, 999))
+    broken = plan(pct(FULL), guest(), CudaProof(999))
     assert broken.state is PlanState.BLOCKED
     assert "cuInit answers 999" in broken.reason
-    assert plan(pct(FULL), guest(), CudaCheck(None, None)).state is PlanState.NOTHING
+    assert plan(pct(FULL), guest(), CudaProof(skipped="x")).state is PlanState.NOTHING
 
 
 def test_old_proxmox_gets_raw_lines_in_the_current_part() -> None:
@@ -273,7 +275,7 @@ def test_look(tmp_path: Path, shell: list[str]) -> None:
     write(root / "etc/pve/lxc/129.conf", FULL + SNAPSHOT)
     tool(tools, "pct", 'echo "perl: warning: Setting locale failed." >&2\necho "status: running"\n')
     tool(tools, "dpkg-query", "echo 6.1.10\n")
-    host, nodes, cuda = probes(129, str(root))
+    host, nodes = probes(129, str(root))
     seen = host.parse(output(run_script(host.script, shell, tools)))
     assert isinstance(seen, ContainerFacts)
     assert (seen.status, seen.version, seen.conf) == ("running", PVE9, FULL + SNAPSHOT)
@@ -285,8 +287,6 @@ def test_look(tmp_path: Path, shell: list[str]) -> None:
     assert inside.node("/dev/nvidia0").is_char
     assert inside.node("/dev/nvidia1").kind == "file"
     assert inside.node("/dev/nvidiactl").kind == "missing"
-    checked = cuda.parse(output(run_script(cuda.script, shell)))
-    assert checked == CudaCheck(None, None)
 
 
 @BY_SHELL
@@ -309,8 +309,8 @@ EPERM, EACCES, ENXIO = (
 )
 
 
-def refused(path: str, said: str) -> CudaCheck:
-    return CudaCheck(9, 999, refused=((path, said),))
+def refused(path: str, said: str) -> CudaProof:
+    return CudaProof(999, refused=((path, said),))
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def refused(path: str, said: str) -> CudaCheck:
     ],
 )
 def test_errors_of_opening_are_told_apart(
-    conf: str, check: CudaCheck, reason: str, fix: str
+    conf: str, check: CudaProof, reason: str, fix: str
 ) -> None:
     decided = plan(pct(conf), guest(), check)
     assert decided.state is PlanState.BLOCKED
@@ -363,7 +363,7 @@ RAW = BARE + "".join(
 
 def test_raw_lines_count_as_configured() -> None:
     conf = RAW + "lxc.cgroup2.devices.allow: c 195:* rwm\nlxc.cgroup2.devices.allow: c 509:* rwm\n"
-    assert plan(pct(conf), guest(), CudaCheck(0, 0)).state is PlanState.NOTHING
+    assert plan(pct(conf), guest(), CudaProof(0)).state is PlanState.NOTHING
 
 
 def test_a_shut_rule_is_mended_only_in_privileged_containers() -> None:
@@ -382,7 +382,7 @@ def test_what_the_inventory_does_not_name_is_left_alone_and_said() -> None:
         "lxc.cgroup2.devices.allow: c 508:* rwm\nnot a line\n"
         "[pve:pending]\ncores: 2\ndelete: swap\n"
     )
-    decided = plan(pct(conf), guest(), CudaCheck(0, 0))
+    decided = plan(pct(conf), guest(), CudaProof(0))
     assert decided.state is PlanState.NOTHING
     assert "left alone: /dev/nvidia8 (raw), dev9 /dev/nvidia7" in decided.reason
     assert "stale rules: c 508:* rwm" in decided.reason
@@ -434,7 +434,7 @@ def test_more_refusals(conf: str | None, more: dict[str, Any], reason: str, fix:
 
 
 def test_without_quorum_a_container_that_needs_nothing_is_fine() -> None:
-    assert plan(pct(FULL, quorate=False), guest(), CudaCheck(0, 0)).state is PlanState.NOTHING
+    assert plan(pct(FULL, quorate=False), guest(), CudaProof(0)).state is PlanState.NOTHING
 
 
 def test_the_ha_manager_is_asked() -> None:
@@ -522,9 +522,32 @@ def test_why_a_node_cannot_be_opened(tmp_path: Path, shell: list[str]) -> None:
     (tmp_path / "dev").mkdir()
     char(tmp_path / "dev/nvidiactl", 195, 255)
     char(tmp_path / "dev/nvidia0", 195, 0)
-    one = probes(129, str(tmp_path))[2]
+    one = cuda_proof.probe(Where.GUEST, "", str(tmp_path))
+    write(tmp_path / "proc/devices", "195 nvidia\n")
     seen = one.parse(output(run_script(one.script, shell)))
-    assert isinstance(seen, CudaCheck)
+    assert isinstance(seen, CudaProof) and seen.refused == (), "no module: nothing is opened"
+    write(tmp_path / "proc/driver/nvidia/version", "x\n")
+    seen = one.parse(output(run_script(one.script, shell)))
+    assert isinstance(seen, CudaProof)
     # No such driver here: ENXIO; where the machine's own rules shut it out: EPERM.
     assert {path for path, _ in seen.refused} == {"/dev/nvidia0", "/dev/nvidiactl"}
     assert {said for _, said in seen.refused} <= {EPERM, ENXIO, "No such device"}
+
+
+@pytest.mark.parametrize(
+    ("proof", "library", "state", "words"),
+    [
+        (CudaProof(0, devices=2), "580.126.09", PlanState.NOTHING, "CUDA starts on it"),
+        (CudaProof(999), "580.126.09", PlanState.BLOCKED, "cuInit answers 999"),
+        (CudaProof(803), "580.95.05", PlanState.NOTHING, "in no container"),
+        (CudaProof(skipped="no Python"), "580.126.09", PlanState.NOTHING, "in no container"),
+    ],
+)
+def test_cuda_on_a_plain_host(proof: CudaProof, library: str, state: PlanState, words: str) -> None:
+    """It is judged once the steps before have done their part, and never before."""
+    names = ("libcuda.so", "libnvidia-ml.so")
+    seen = HostDriver(userspace=Userspace(tuple((name, library) for name in names), smi=True))
+    want = deployment(vmid=None)
+    decided = ContainerStep().plan(want, facts(on_nvidia(), seen, proof), DeploymentState())
+    assert decided.state is state
+    assert words in decided.reason
