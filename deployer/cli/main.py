@@ -31,7 +31,7 @@ COMMANDS = {
     "judge": "Say whether a model's answer (JSON) is good text. Offline.",
     "unlock": "Release a host lock that a dead run left behind.",
     "trust": "Record a host's SSH key after you have compared its fingerprint.",
-    "help": "Explain a topic: inventory, playbook, exit-codes.",
+    "help": "Explain a topic: inventory, playbook, migrate, exit-codes.",
 }
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
