@@ -85,7 +85,7 @@ class StopStep(Step):
         fix = others(want, fact)
         if fix is not None:
             return fix
-        if job is not None and job.stuck:
+        if job is not None and job.stuck and not job.alive:
             return reboot(want, job)
         left = fact.leftovers
         if job is not None and job.alive:
@@ -94,7 +94,7 @@ class StopStep(Step):
             wanted = is_wanted(want, state.manifest, job.fingerprint, job.launch)
             if wanted and not fact.strangers:
                 return Plan.nothing(runs(want, job, left))
-            if not self.retry and (failed := failed_before(state, want)):
+            if not wanted and not self.retry and (failed := failed_before(state, want)):
                 return failed_again(want, job, fact.serving, failed, state)
             changes.append(stop_ours(want, job, wanted))
         changes += self.left_changes(want, fact)
@@ -141,7 +141,7 @@ class StopStep(Step):
         if fact is None or not fact.asked:
             return Plan.unknown("container", "unknown until the guest can be asked")
         job = fact.job
-        if job is not None and job.stuck:
+        if job is not None and job.stuck and not job.alive:
             return reboot(want, job)
         changes = self.left_changes(want, fact)
         if job is not None and job.alive:

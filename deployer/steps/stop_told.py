@@ -162,7 +162,8 @@ def reboot(want: Deployment, job: ServerJob) -> Plan:
     pids = ", ".join(map(str, job.stuck))
     return Plan.blocked(
         f"launch {job.identity.id} left processes in D state: {pids}",
-        f"they end only with a reboot of {want.host_name}; no GPU may be used before",
+        "look again in a minute: giving back GPU memory takes a while; what stays so ends only "
+        f"with a reboot of {want.host_name}, and no GPU may be used before",
     )
 
 

@@ -146,6 +146,10 @@ def test_with_no_server_to_lose_it_is_tried_again() -> None:
     assert StopStep().plan(WANT, dead, own).state is PlanState.NOTHING
     wanted = facts(fact(job=server_job(WANT), owners=(owner(),), listening=True))
     assert StopStep().plan(WANT, wanted, own).state is PlanState.NOTHING
+    adopts = deployment(stop={"old_server": "adopt"})
+    remember_failure(own, adopts, "x", 5)
+    lost = facts(fact(job=server_job(adopts), owners=(owner(7),), listening=True))
+    assert StopStep().plan(adopts, lost, own).state is PlanState.CHANGES
 
 
 def test_a_failed_launch_is_remembered_once_the_ladder_is_down() -> None:

@@ -94,9 +94,18 @@ def test_a_dead_launch_that_left_processes() -> None:
 
 
 def test_processes_in_d_state_need_a_reboot() -> None:
-    plan = STEP.plan(WANT, facts(fact(job=server_job(WANT, stuck=(4250,)))), state())
-    assert plan.state is PlanState.BLOCKED
-    assert "reboot" in plan.fix
+    dead = fact(job=server_job(WANT, alive=False, members=(4250,), stuck=(4250,)))
+    for step in (STEP, Down()):
+        plan = step.plan(WANT, facts(dead), state())
+        assert plan.state is PlanState.BLOCKED
+        assert "reboot" in plan.fix
+
+
+def test_a_server_that_reads_its_disk_at_this_moment_is_not_stuck() -> None:
+    """State D is also how a process looks that loads its weights."""
+    loads = facts(fact(job=server_job(WANT, stuck=(4250,))))
+    assert STEP.plan(WANT, loads, state()).state is PlanState.NOTHING
+    assert Down().plan(WANT, loads, state()).state is PlanState.CHANGES
 
 
 def test_a_stranger_is_named_and_left() -> None:
