@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deployer import hub
 from deployer.cancel import Cancel
@@ -29,7 +29,6 @@ from deployer.locallock import LocalLock
 from deployer.model import Facts, PlanState, Where
 from deployer.names import shown
 from deployer.remote.transport import Transport
-from deployer.replicas import Membership
 from deployer.rollout import Rollout
 from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState
@@ -39,6 +38,9 @@ from deployer.steps.order import all_steps
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
+
+if TYPE_CHECKING:
+    from deployer.replicas import Membership
 
 Confirm = Callable[[Deployment, Outcome], bool]
 """Shown the plans of the steps that may act; False changes nothing."""
@@ -320,6 +322,9 @@ def _membership(
     """Its place behind the router, when it is a replica and anything may be changed."""
     if want.entry.replica is None or options.dry_run:
         return None
+    # Only now: its HTTP client would cost every start.
+    from deployer.replicas import Membership
+
     return Membership(
         want,
         want.entry.replica,

@@ -13,9 +13,9 @@ import hmac
 import os
 import tempfile
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +109,34 @@ def parse(text: str, path: Path) -> tuple[Known, ...]:
     return tuple(found)
 
 
-_cache: dict[Path, tuple[tuple[int, int, int], tuple[Known, ...]]] = {}
+@dataclass(frozen=True)
+class _File:
+    """The lines of one file, with an index: many hosts are looked up in many lines."""
+
+    lines: tuple[Known, ...] = ()
+    named: Mapping[str, Sequence[Known]] = field(default_factory=dict)
+    """By each name that is no pattern and not hashed, in lower case."""
+    others: Sequence[Known] = ()
+
+    def about(self, name: str) -> list[Known]:
+        """The lines that match `name`, in order."""
+        found = [*self.named.get(name.lower(), ()), *(k for k in self.others if k.matches(name))]
+        return sorted(found, key=lambda known: known.line)
+
+
+def _indexed(lines: tuple[Known, ...]) -> _File:
+    named: dict[str, list[Known]] = {}
+    others = []
+    for known in lines:
+        if any(mark in known.hosts for mark in "*?!|"):
+            others.append(known)
+            continue
+        for name in dict.fromkeys(known.hosts.lower().split(",")):
+            named.setdefault(name, []).append(known)
+    return _File(lines, named, others)
+
+
+_cache: dict[Path, tuple[tuple[int, int, int], _File]] = {}
 _cache_lock = threading.Lock()
 
 
@@ -118,6 +145,10 @@ def load(path: Path) -> tuple[Known, ...]:
 
     Raises DocumentError when it exists and cannot be read.
     """
+    return _file(path).lines
+
+
+def _file(path: Path) -> _File:
     try:
         with _cache_lock:
             status = path.stat()
@@ -125,10 +156,10 @@ def load(path: Path) -> tuple[Known, ...]:
             cached = _cache.get(path)
             if cached is None or cached[0] != stamp:
                 text = path.read_text(encoding="utf-8", errors="replace")
-                cached = _cache[path] = (stamp, parse(text, path))
+                cached = _cache[path] = (stamp, _indexed(parse(text, path)))
             return cached[1]
     except (FileNotFoundError, NotADirectoryError):
-        return ()
+        return _File()
     except OSError as error:
         raise errors.DocumentError(
             f"the known_hosts file cannot be read: {error.strerror}", where=str(path)
@@ -140,8 +171,8 @@ def find(paths: Iterable[Path], name: str) -> list[Known]:
     return [
         known
         for path in paths
-        for known in load(path)
-        if known.marker != "@cert-authority" and known.matches(name)
+        for known in _file(path).about(name)
+        if known.marker != "@cert-authority"
     ]
 
 

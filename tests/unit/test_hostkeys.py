@@ -168,3 +168,15 @@ def test_append_never_overrides_another_key(tmp_path: Path) -> None:
         append_key(path, "box", ED)
     append_key(path, "box", RSA)
     assert path.read_text().startswith(before)
+
+
+def test_the_index_finds_what_the_lines_match(tmp_path: Path) -> None:
+    blob = base64.b64encode(b"\0\0\0\x0bssh-ed25519x").decode()
+    hosts = ["a,[b]:2222", "*.example.com,!x.example.com", "A", "|1|c2FsdA==|bm8=", "b?", "a"]
+    path = tmp_path / "known"
+    path.write_text("".join(f"{one} ssh-ed25519 {blob}\n" for one in hosts))
+    lines = hostkeys.load(path)
+    assert len(lines) == 6
+    for name in ("a", "A", "[b]:2222", "[B]:2222", "y.example.com", "x.example.com", "b1", "z"):
+        assert hostkeys.find([path], name) == [one for one in lines if one.matches(name)]
+    assert [one.line for one in hostkeys.find([path], "a")] == [1, 3, 6]

@@ -199,7 +199,7 @@ def rolled(
 ) -> tuple[list[str], list[Event]]:
     """What `up` asks of the membership, with two steps of which the second may fail."""
     recorder, events = Recorder(), cast("list[Event]", [])
-    monkeypatch.setattr(up, "Membership", recorder)
+    monkeypatch.setattr(replicas, "Membership", recorder)
     monkeypatch.setattr(up, "proven", lambda *words: {"model": "tiny", "endpoint": "x"})
     monkeypatch.setattr(Session, "transports", lambda self, want: dict.fromkeys(up.Where))
     options = up.UpOptions(
