@@ -70,6 +70,12 @@ def encode(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def printable(text: str) -> str:
+    """A value of the file for people: bytes that are no text, and controls, as U+FFFD."""
+    shown = encode(text).decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else "\ufffd" for char in shown)
+
+
 @dataclass(frozen=True)
 class DeviceEntry:
     """A devN value; `path` is '' when the entry names none (pct accepts that in the file)."""

@@ -78,7 +78,7 @@ def unstartable(seen: ContainerFacts) -> list[str]:
     found = []
     for index, entry in sorted(seen.config().after_restart().devices().items()):
         if entry.path and not seen.on_host(entry.path):
-            found.append(f"dev{index} ({entry.path})")
+            found.append(f"dev{index} ({pct_config.printable(entry.path)})")
     return found
 
 
@@ -89,7 +89,7 @@ def strangers(seen: ContainerFacts, host: GpuFacts) -> list[str]:
     named |= {path: f"{path} (raw)" for path in pct_config.mounted_devices(after)}
     needed = {*host.needed(), "/dev/nvidia-modeset"}
     return sorted(
-        text
+        pct_config.printable(text)
         for path, text in named.items()
         if path.startswith("/dev/nvidia")
         and path.removeprefix("/dev/nvidia")[:1].isdigit()

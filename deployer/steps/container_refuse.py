@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deployer.deployment import Deployment
 from deployer.model import Plan
+from deployer.pct_config import printable
 from deployer.steps.container_facts import ContainerFacts
 
 _LOCK_ENDS = {
@@ -24,7 +25,7 @@ def refuse(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan | None:
     """None when the container is there and free."""
     if not seen.exists:
         return _not_there(want, vmid, seen)
-    if lock := seen.config().lock:
+    if lock := printable(seen.config().lock):
         return _locked(want, vmid, seen, lock)
     if not seen.status:
         return Plan.blocked(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from deployer import pct_edit
 from deployer.errors import DeployError
 from deployer.model import Facts, Plan, Shell, Where
-from deployer.pct_config import Section
+from deployer.pct_config import Section, printable
 from deployer.shell import words
 from deployer.steps.base import StepContext
 from deployer.steps.container_changes import delete_devices, edit_conf
@@ -145,7 +145,8 @@ def _config_differences(before: ContainerFacts, after: ContainerFacts) -> list[s
     found += [text for text in (*current, *pending) if text.split(" ")[0] not in waits]
     gone, made = set(old.snapshots) - set(new.snapshots), set(new.snapshots) - set(old.snapshots)
     found += [f"snapshot {name} was dropped" for name in sorted(gone)]
-    return found + [f"snapshot {name} is new" for name in sorted(made)]
+    found += [f"snapshot {name} is new" for name in sorted(made)]
+    return [printable(text) for text in found]
 
 
 def _section(label: str, old: Section, new: Section) -> list[str]:

@@ -390,6 +390,17 @@ def test_what_the_inventory_does_not_name_is_left_alone_and_said() -> None:
     assert "1 lines that pct cannot read" in decided.reason
 
 
+def test_odd_bytes_of_the_file_can_be_told() -> None:
+    stopped = pct(FULL + "dev7: /dev/gr\udcff\x1b[2J\n", "stopped")
+    locked = pct(BARE + "lock: gr\udcff\n")
+    odd = pct(FULL + "lxc.mount.entry: /dev/nvidia7\udcff x none bind\n")
+    for decided in (plan(stopped), plan(locked), plan(odd, guest())):
+        told = decided.reason + decided.fix
+        assert told.encode().decode() == told
+        assert told.isprintable()
+        assert "\ufffd" in told
+
+
 def test_a_device_that_is_only_pending_needs_the_restart() -> None:
     pending = "".join(f"dev{n}: {node.path},mode=0666\n" for n, node in enumerate(NODES))
     decided = plan(pct(BARE + "\n[pve:pending]\n" + pending), guest([]))
