@@ -1,7 +1,8 @@
 """Puts a container back as it was before a failed step, or says what differs and why.
 
 Only what this step adds is taken out: its devN entries, its raw lines, its snapshot. A container
-that it created stays: there may be something in it to look at.
+that it created stays: there may be something in it to look at. So does a configuration that works,
+when what failed is CUDA or the driver's libraries in the guest.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from deployer.shell import words
 from deployer.steps.base import StepContext
 from deployer.steps.container_changes import delete_devices, edit_conf
 from deployer.steps.container_devices import lacks
-from deployer.steps.container_facts import ContainerFacts
+from deployer.steps.container_facts import ContainerFacts, GuestNodes
+from deployer.steps.container_inside import wrong_nodes
 from deployer.steps.container_power import halt_shell, start_shell
 from deployer.steps.container_snapshot import own_snapshots, snapshot_name
 from deployer.steps.gpus_facts import GpuFacts
@@ -37,13 +39,21 @@ def undo(context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> 
     if vmid is None or before is None:
         return
     try:
-        now = context.reprobe().get(ContainerFacts)
+        looked = context.reprobe()
+        now = looked.get(ContainerFacts)
         if not before.exists or before.config().lock == "create":
             if now is not None and now.exists:
                 error.add(f"container {vmid} was created and stays (`pct destroy {vmid}`)")
             return
         if now is None or now.conf is None:
             error.add(f"what became of container {vmid} cannot be seen: see `pct config {vmid}`")
+            return
+        if _right(looked, now):
+            if kept := _config_differences(before, now):
+                error.add(
+                    f"what was done to container {vmid} is right and stays, since the failure lies "
+                    f"elsewhere: {'; '.join(kept)}"
+                )
             return
         failed = []
         done = []
@@ -68,6 +78,14 @@ def undo(context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> 
         error.add(f"container {vmid} is not as before: {'; '.join(left)}")
     elif done:
         error.add(f"container {vmid} is as before again ({', '.join(done)})")
+
+
+def _right(looked: Facts, now: ContainerFacts) -> bool:
+    """The guest runs and sees its devices: to take them out again would only break it."""
+    host, guest = looked.get(GpuFacts), looked.get(GuestNodes)
+    if now.status != "running" or host is None or guest is None or not host.ready:
+        return False
+    return not wrong_nodes(host, guest) and not lacks(now, host)
 
 
 def steps_back(

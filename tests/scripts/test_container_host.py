@@ -87,6 +87,8 @@ exec {sys.executable} -I -S {TOOL} {root} "$@"
         self.host = HostHere(root)
         self.guest = Door("kpro5/129")
         self.want = deployment()
+        self.blind = False
+        """The guest sees no device, whatever its configuration names."""
         self.step = ContainerStep(pause=lambda seconds: None)
 
     def look(self) -> Facts:
@@ -102,7 +104,7 @@ exec {sys.executable} -I -S {TOOL} {root} "$@"
         host = (on_nvidia(), LIBRARIES, seen)
         if seen.status != "running":
             return facts(*host, silent="connection refused")
-        inside = tuple(node for node in NODES if node.path in paths)
+        inside = tuple(node for node in NODES if node.path in paths and not self.blind)
         return facts(*host, GuestNodes(inside), CudaProof(0))
 
     def plan(self, seen: Facts) -> Plan:
@@ -245,9 +247,25 @@ def test_hot_plugged_devices_stay_until_the_next_start_and_that_is_told(tmp_path
     working = world.context()
     world.step.apply(working, seen, decided)
     error = DeployError("something else")
+    world.blind = True
     world.step.undo(working, seen, decided, error)
     assert "dev0 goes at its next start" in error.what
     assert "is new" not in error.what
+
+
+def test_what_is_right_stays_and_is_told(tmp_path: Path) -> None:
+    world = World(tmp_path, WHOLE, "running")
+    seen = world.look()
+    decided = world.plan(seen)
+    working = world.context()
+    world.step.apply(working, seen, decided)
+    after = world.conf.read_text()
+    error = DeployError("CUDA does not start in container 129")
+    world.step.undo(working, seen, decided, error)
+    assert "is right and stays, since the failure lies elsewhere" in error.what
+    assert "dev0 is new (/dev/nvidia0,mode=0666)" in error.what
+    assert "snapshot deployer-" in error.what
+    assert world.conf.read_text() == after
 
 
 def test_a_container_that_was_stopped_is_stopped_again(tmp_path: Path) -> None:
@@ -256,7 +274,8 @@ def test_a_container_that_was_stopped_is_stopped_again(tmp_path: Path) -> None:
     decided = world.plan(seen)
     working = world.context()
     world.step.apply(working, seen, decided)
-    error = DeployError("the guest has no sshd")
+    error = DeployError("the guest sees none of them")
+    world.blind = True
     world.step.undo(working, seen, decided, error)
     assert "is as before again" in error.what
     assert not world.running
