@@ -26,6 +26,9 @@ took 3.7 s in place of 1.2 s."""
 CLEAN_UP_S = 20.0
 """How long after an interrupt a host may take to give back its locks."""
 
+TELL_S = 5.0
+"""After so long without the end of any host it is said who is waited for."""
+
 AGAIN = "run the same command again; it continues where it was"
 
 
@@ -69,17 +72,19 @@ def run_hosts(
     cancel: Cancel | None = None,
     slots: Slots | None = None,
     refusal: Callable[[str], DeployError | None] = lambda host: None,
+    waits_for: Callable[[list[str]], None] = lambda hosts: None,
 ) -> dict[str, R]:
     """`work(host, deployments)` for every host, in the order of `groups`; one runs in this thread.
 
     `lost(host, error)` is the result of a host that was not begun, or not ended: `refusal` is asked
-    before each. After an interrupt or the command's deadline all results are there too, those of
-    the hosts that it cut short with its error. Any other error of `work` is raised.
+    before each. `waits_for` is told every few seconds who is still at work. After an interrupt or
+    the command's deadline all results are there too, those of the hosts that it cut short with its
+    error. Any other error of `work` is raised.
     """
     if len(groups) == 1:
         [(host, deployments)] = groups.items()
         return {host: work(host, deployments)}
-    run = _Run(work, cancel or Cancel(), slots or Slots())
+    run = _Run(work, cancel or Cancel(), slots or Slots(), waits_for)
     try:
         try:
             for host, deployments in groups.items():
@@ -111,13 +116,18 @@ class _Run(Generic[R]):
     """The threads of one call, and what came of them."""
 
     def __init__(
-        self, work: Callable[[str, Sequence[Deployment]], R], cancel: Cancel, slots: Slots
+        self,
+        work: Callable[[str, Sequence[Deployment]], R],
+        cancel: Cancel,
+        slots: Slots,
+        waits_for: Callable[[list[str]], None],
     ) -> None:
         self.cancel = cancel
         self.slots = slots
         self.results: dict[str, R] = {}
         self._work = work
-        self._at_work = 0
+        self._waits_for = waits_for
+        self._at_work: dict[str, None] = {}
         self._ended: queue.SimpleQueue[tuple[str, R | None, BaseException | None]]
         self._ended = queue.SimpleQueue()
 
@@ -135,20 +145,21 @@ class _Run(Generic[R]):
             self._ended.put((host, result, failure))
 
         # The interpreter does not wait for a daemon: a host that hangs holds nothing up.
+        self._at_work[host] = None
         threading.Thread(target=body, daemon=True, name=f"host {host}").start()
-        self._at_work += 1
 
     def collect(self, until: float | None = None) -> None:
         """Takes results until all are there, or until then (monotonic). Raises what `work` did."""
         while self._at_work:
-            left = None if until is None else until - time.monotonic()
-            if left is not None and left <= 0:
+            left = TELL_S if until is None else min(TELL_S, until - time.monotonic())
+            if left <= 0:
                 return
             try:
                 host, result, error = self._ended.get(timeout=left)
             except queue.Empty:
-                return
-            self._at_work -= 1
+                self._waits_for(list(self._at_work))
+                continue
+            del self._at_work[host]
             if error is not None:
                 raise error
             self.results[host] = result  # type: ignore[assignment]

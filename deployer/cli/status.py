@@ -22,6 +22,7 @@ from deployer.errors import DeployError, StateUnreadable
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
+from deployer.names import listed
 from deployer.remote.hostlock import Controller, this_controller
 from deployer.session import REFUSALS, HostSession
 from deployer.state import DeploymentState, HostState
@@ -80,6 +81,7 @@ def look_at(options: Options, deployments: Sequence[Deployment]) -> list[Look]:
             lost,
             cancel=cancel,
             slots=Slots(options.parallel),
+            waits_for=lambda hosts: click.echo(f"waiting for {listed(hosts)}", err=True),
         )
     return list(looks.values())
 

@@ -54,6 +54,24 @@ def test_a_host_that_hangs_delays_nobody() -> None:
     assert done[2] == "a"
 
 
+def test_who_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "TELL_S", 0.05)
+    said: list[list[str]] = []
+    told = threading.Event()
+
+    def waits_for(hosts: list[str]) -> None:
+        said.append(hosts)
+        told.set()
+
+    def work(host: str, group: object) -> str:
+        if host == "b":
+            assert told.wait(10)
+        return host
+
+    run_hosts(GROUPS, work, lost, waits_for=waits_for)
+    assert said[-1] == ["b"]
+
+
 def test_no_more_than_asked_for_at_once() -> None:
     now, most, lock = [0], [0], threading.Lock()
 
