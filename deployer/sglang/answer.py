@@ -30,12 +30,53 @@ def read_answers(data: bytes, where: str) -> list[Answer]:
     Raises UsageError where it is no JSON, or JSON of something else.
     """
     try:
-        document = json.loads(data.decode("utf-8-sig"))
+        text = data.decode("utf-8-sig")
+        document = streamed(text) if text.lstrip().startswith("data:") else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is no JSON: {error}", where=where, fix=FIX) from error
+    if isinstance(document, list) and any(_is_said(one) for one in document):
+        document = {"messages": document}
     if not isinstance(document, dict):
         raise UsageError("this JSON is no object", where=where, fix=FIX)
     prompt = _prompt(document, where)
+    if isinstance(document.get("response"), dict):
+        # An exchange that somebody logged: the request beside its response.
+        asked = document.get("request")
+        prompt = prompt or (_prompt(asked, where) if isinstance(asked, dict) else "")
+        document = document["response"]
+    return _answers(document, prompt, where)
+
+
+def streamed(text: str) -> dict[str, Any]:
+    """The completion that the events of a stream ("data: {...}" lines) make together.
+
+    Raises ValueError for an event that is no JSON object.
+    """
+    choices: dict[int, dict[str, Any]] = {}
+    whole: dict[str, Any] = {}
+    for line in text.splitlines():
+        event = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or not event or event == "[DONE]":
+            continue
+        part = json.loads(event)
+        if not isinstance(part, dict):
+            raise ValueError("an event of the stream is no object")
+        whole.update({name: value for name, value in part.items() if name != "choices"})
+        for piece in part.get("choices") or ():
+            choice = choices.setdefault(piece.get("index", 0), {"message": {}})
+            choice["finish_reason"] = piece.get("finish_reason") or choice.get("finish_reason")
+            for name, value in {"content": piece.get("text"), **(piece.get("delta") or {})}.items():
+                said = choice["message"].get(name)
+                if isinstance(value, str | list) and name != "role":
+                    choice["message"][name] = value if said is None else said + value
+    return {**whole, "choices": [choices[index] for index in sorted(choices)]}
+
+
+def _is_said(one: Any) -> bool:
+    return isinstance(one, dict) and one.get("role") == "assistant"
+
+
+def _answers(document: Mapping[str, Any], prompt: str, where: str) -> list[Answer]:
     if "choices" in document:
         choices = document["choices"]
         if not isinstance(choices, list) or not choices:
@@ -50,7 +91,10 @@ def read_answers(data: bytes, where: str) -> list[Answer]:
         return [_choice(document, prompt, None, where)]
     if "text" in document and "content" not in document:
         return [_generated(document, prompt, where)]
-    if not any(name in document for name in (*FIELDS, "reasoning")):
+    said = document.get("messages")
+    if isinstance(said, list) and said and _is_said(said[-1]) and "content" not in document:
+        return [_message(said[-1], document.get("finish_reason"), prompt, None, where)]
+    if not any(name in document for name in (*FIELDS, "reasoning", "tool_calls")):
         raise UsageError("this JSON holds no answer", where=where, fix=FIX)
     return [_message(document, document.get("finish_reason"), prompt, None, where)]
 
@@ -84,9 +128,11 @@ def _message(
     message: Mapping[str, Any], reason: Any, prompt: str, count: int | None, where: str
 ) -> Answer:
     content = _text(message, "content", where)
-    if not content and message.get("tool_calls"):
+    call = message.get("tool_calls") or message.get("function_call")
+    if not content and call:
         # A call of a tool is an answer, although its text is empty.
-        content = json.dumps(message["tool_calls"], ensure_ascii=False)
+        content = json.dumps(call, ensure_ascii=False)
+    content = content or _text(message, "refusal", where) or content
     thought = _text(message, "reasoning_content", where) or _text(message, "reasoning", where)
     return Answer(prompt, content, thought, _reason(reason, where), count)
 
@@ -108,8 +154,9 @@ def _text(holder: Mapping[str, Any], name: str, where: str) -> str | None:
     value = holder.get(name)
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, list) and all(isinstance(part, dict) for part in value):
-        return "".join(part["text"] for part in value if isinstance(part.get("text"), str))
+    if isinstance(value, list) and all(isinstance(part, dict | str) for part in value):
+        texts = [part if isinstance(part, str) else part.get("text") for part in value]
+        return "".join(text for text in texts if isinstance(text, str))
     raise UsageError(f"`{name}` is no text", where=where, fix=FIX)
 
 

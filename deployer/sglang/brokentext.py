@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from deployer.sglang.garbage import GARBAGE
+from deployer.sglang.scripts import script_of
+
 INVISIBLE = re.compile(r"[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
 HIGH = "\u20ac\u201a\u0192\u201e\u2026\u2020\u2021\u02c6\u2030\u0160\u2039\u0152\u017d"
 HIGH += "\u2018\u2019\u201c\u201d"
@@ -21,12 +24,27 @@ BYTE_TOKENS = re.compile(r"(?:<0x[0-9A-F]{2}>){2,}")
 SPECIAL = re.compile(r"<\|?(?:endoftext|im_start|im_end|eot_id|begin_of_text|end_of_text)\|?>")
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x7f]")
 SPACED = re.compile(r"([^\W\d_]+)(?= +([^\W\d_]))")
-ONE_SCRIPT = {"HIRAGANA": "CJK", "KATAKANA": "CJK", "HANGUL": "CJK", "KATAKANA-HIRAGANA": "CJK"}
+ENDED = re.compile(r"(?:<\|(?:endoftext|eot_id|end_of_text)\|>|</s>)(?=\w)")
+"""An end that did not end the answer: the next word stands right behind it."""
+CODECS = ("cp1252", "latin-1", "cp1251", "gbk", "cp949", "shift_jis", "koi8-r", "mac-roman")
+"""As which UTF-8 is read by mistake."""
+FOREIGN = re.compile(r"[^\x00-\x7f\ufffd]{4,}")
+HIGH_WORDS = re.compile(r"(?:[\xc0-\xff]{4,}[\s,.]+){2,}[\xc0-\xff]{4,}")
+"""Words of accented letters only: an eight-bit alphabet read as Latin-1."""
 
 
 def broken_text(text: str) -> tuple[str, int] | None:
     """(why, place in characters) of the first thing that is broken; None: nothing is."""
-    for test in (_replaced, _mojibake, _control, _raw_tokens, _special, _scripts, _no_word):
+    for test in (
+        _replaced,
+        _mojibake,
+        _control,
+        _raw_tokens,
+        _special,
+        _scripts,
+        *GARBAGE,
+        _no_word,
+    ):
         if found := test(text):
             return found
     return None
@@ -48,7 +66,27 @@ def _mojibake(text: str) -> tuple[str, int] | None:
     hits = [match.start() for match in MOJIBAKE.finditer(text)]
     if len(hits) >= 3 and len(hits) / len(text) > 0.005:
         return why, hits[0]
+    if words := HIGH_WORDS.search(text):
+        return why, words.start()
+    return _misread(text)
+
+
+def _misread(text: str) -> tuple[str, int] | None:
+    """Runs that, written in another encoding, are UTF-8: no text is so by accident."""
+    runs = list(FOREIGN.finditer(text))[:200]
+    for codec in CODECS:
+        hits = [run.start() for run in runs if _is_utf8_in(run.group(), codec)]
+        if len(hits) >= 3 and len(hits) > 0.3 * len(runs):
+            return "text in the wrong encoding (mojibake)", hits[0]
     return None
+
+
+def _is_utf8_in(run: str, codec: str) -> bool:
+    try:
+        meant = run.encode(codec).decode("utf-8")
+    except UnicodeError:
+        return False
+    return 2 <= len(meant) < len(run) and any(letter.isalpha() for letter in meant)
 
 
 def _control(text: str) -> tuple[str, int] | None:
@@ -67,9 +105,12 @@ def _raw_tokens(text: str) -> tuple[str, int] | None:
 
 
 def _special(text: str) -> tuple[str, int] | None:
+    ended = list(ENDED.finditer(text))
+    if len(ended) >= 2:
+        return "the answer goes on behind its end", ended[0].start()
     hits = list(SPECIAL.finditer(text))
     # A text about chat templates shows them too, but consists of other words.
-    row = re.search(rf"(?:{SPECIAL.pattern}\s*){{3,}}", text)
+    row = re.search(rf"(?:{SPECIAL.pattern}\s*){{3,}}|(?:<\|\w+\|>\s*){{4,}}", text)
     if row:
         return "special tokens in a row", row.start()
     if len(hits) >= 3 and sum(len(hit.group()) for hit in hits) / len(text) > 0.3:
@@ -84,7 +125,8 @@ SCRIPT_WINDOW = 60
 def _scripts(text: str) -> tuple[str, int] | None:
     """Words of many scripts in one sentence; in a list of greetings a mark or line parts them."""
     gaps = [
-        (_script(match[1][-1]), _script(match[2]), match.start()) for match in SPACED.finditer(text)
+        (script_of(match[1][-1]), script_of(match[2]), match.start())
+        for match in SPACED.finditer(text)
     ]
     # In parts, so that a good beginning does not hide a bad end.
     for start in range(0, max(1, len(gaps) - SCRIPT_WINDOW // 2), SCRIPT_WINDOW // 2):
@@ -107,8 +149,3 @@ def _no_word(text: str) -> tuple[str, int] | None:
 
 def _is_mark(character: str) -> bool:
     return unicodedata.category(character)[0] in "PZC" or character in "|+=~^`"
-
-
-def _script(letter: str) -> str:
-    name = unicodedata.name(letter, "UNKNOWN").split(" ")[0]
-    return ONE_SCRIPT.get(name, name)

@@ -42,7 +42,22 @@ def completion(**message: Any) -> dict[str, Any]:
         {"messages": [{"role": "user", "content": "Repeat ha 9 times"}], "content": "ha " * 9},
         completion(role="assistant", content=GOOD, reasoning_content="Think."),
         completion(content=None, tool_calls=[{"function": {"name": "f", "arguments": "{}"}}]),
+        completion(content=None, refusal="I cannot help with that."),
+        completion(content="", function_call={"name": "f", "arguments": "{}"}),
         {"choices": [{"text": GOOD, "finish_reason": "length"}]},
+        {
+            "messages": [
+                {"role": "user", "content": "Tides?"},
+                {"role": "assistant", "content": GOOD},
+            ]
+        },
+        [{"role": "user", "content": "Tides?"}, {"role": "assistant", "content": GOOD}],
+        {"prompt": ["Tides?"], "content": ["The moon ", {"type": "text", "text": "pulls."}]},
+        {
+            "request": {"messages": [{"role": "user", "content": "Say hello 30 times."}]},
+            "response": completion(content="hello " * 30),
+        },
+        {"content": f"<think>\nThey ask about tides.\n</think>\n\n{GOOD}", "finish_reason": "stop"},
         {"text": GOOD, "meta_info": {"finish_reason": {"type": "stop"}, "completion_tokens": 9}},
     ],
 )
@@ -63,6 +78,10 @@ def test_good_answers_in_every_form(document: dict[str, Any]) -> None:
         ({"content": "", "reasoning_content": "Let me see.", "finish_reason": "stop"}, "no answer"),
         ({"content": "Hi!", "reasoning_content": "thinking\n\n" * 30}, "think"),
         ({"content": LOOP}, "times in a row"),
+        ({"content": "<think>\nTides.\n</think>\n\n", "finish_reason": "stop"}, "no answer"),
+        ({"content": "<think>\nThey ask about", "finish_reason": "stop"}, "no answer"),
+        ({"content": "<think>\nThey ask about", "finish_reason": "length"}, "no answer"),
+        (b'data: {"choices": [{"delta": {"content": "so it rises "}}]}\n\n' * 40, "times in a row"),
         ({"prompt": "Repeat the question, then answer it.", "content": LOOP}, "times in a row"),
         ({"prompt": "Say hello 30 times.", "content": "hello " * 400}, "times in a row"),
         ({"content": "moon \ud83d " * 40}, "times in a row"),
@@ -77,6 +96,19 @@ def test_bad_answers_say_why(document: dict[str, Any], why: str) -> None:
     assert code == 5
     assert text.startswith("bad: ")
     assert why in text.splitlines()[0]
+
+
+def test_a_stream_is_put_together() -> None:
+    events = [
+        {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "The moon "}}]},
+        {"choices": [{"index": 0, "delta": {"content": "pulls."}}]},
+        {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]},
+    ]
+    lines = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+    code, text = run(lines.encode(), "--json")
+    document = json.loads(text)
+    assert (code, document["finish_reason"]) == (0, "length")
+    assert document["content_characters"] == len("The moon pulls.")
 
 
 def test_json_shows_part_position_and_excerpt() -> None:
@@ -97,6 +129,9 @@ def test_json_shows_part_position_and_excerpt() -> None:
         b'{"content": ',
         b"\xff\xfe{}",
         b"[" * 100_000,
+        b"data: nonsense",
+        b"data: 5",
+        b"data: [DONE]",
         [],
         "text",
         {},
