@@ -60,7 +60,10 @@ def cases() -> dict[str, dict[str, Any]]:
     """All cases at hand, by id: our own copies, then the recorded ones."""
     paths = {path.stem: path for path in sorted(RECORDED.glob("[a-h]*.json"))}
     paths.update({path.stem: path for path in sorted(FIXTURES.glob("*.json"))})
-    return {name: json.loads(path.read_text()) for name, path in sorted(paths.items())}
+    own = [json.loads(line) for line in (FIXTURES / "cases.jsonl").read_text().splitlines()]
+    found = {case["id"]: case for case in own}
+    found.update({name: json.loads(path.read_text()) for name, path in paths.items()})
+    return dict(sorted(found.items()))
 
 
 def group(name: str) -> str:
@@ -94,10 +97,14 @@ def raw(case: dict[str, Any], key: str) -> bytes:
 
 def test_no_case_is_forgotten() -> None:
     assert [name for name in cases() if not kind(name)] == []
-    if RECORDED.is_dir():
-        assert len(cases()) >= 276
-        unused = {*FILE_SYSTEM, *DIGEST_OF_PERL} - {group(name) for name in cases()}
-        assert unused == set()
+
+
+def test_all_recorded_cases_are_at_hand() -> None:
+    if not any(RECORDED.glob("*.json")):
+        pytest.skip(f"{RECORDED} is not here: only the {len(cases())} cases of our own ran")
+    assert len(cases()) >= 276
+    unused = {*FILE_SYSTEM, *DIGEST_OF_PERL} - {group(name) for name in cases()}
+    assert unused == set()
 
 
 def printed(section: Section) -> bytes:
@@ -209,9 +216,6 @@ def plain(text: str, *, sort: bool) -> list[str]:
     text = re.sub(r"snaptime: \d+", "snaptime: N", text)
     lines = text.replace("/etc/pve/", "").splitlines()
     return sorted(lines) if sort else lines
-
-
-INCIDENTAL_EXIT = {"g25": "errno of a timeout"}
 
 
 @pytest.mark.parametrize(
