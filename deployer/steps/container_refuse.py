@@ -23,14 +23,19 @@ _LOCK_ENDS = {
 
 def refuse(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan | None:
     """None when the container is there and free."""
+    return refuse_on(want.host_name, vmid, seen)
+
+
+def refuse_on(host: str, vmid: int, seen: ContainerFacts) -> Plan | None:
+    """The same of a host that no inventory names."""
     if not seen.exists:
-        return _not_there(want, vmid, seen)
+        return _not_there(host, vmid, seen)
     if lock := printable(seen.config().lock):
-        return _locked(want, vmid, seen, lock)
+        return _locked(host, vmid, seen, lock)
     if not seen.status:
         return Plan.blocked(
             f"pct cannot tell the status of container {vmid}: {seen.status_text}",
-            f"run `pct status {vmid}` on {want.host_name}",
+            f"run `pct status {vmid}` on {host}",
         )
     if seen.config().current.flag("template"):
         return Plan.blocked(
@@ -39,8 +44,7 @@ def refuse(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan | None:
     return None
 
 
-def _not_there(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan:
-    host = want.host_name
+def _not_there(host: str, vmid: int, seen: ContainerFacts) -> Plan:
     if seen.status:
         return Plan.blocked(
             f"/etc/pve/lxc/{vmid}.conf on {host} cannot be read",
@@ -71,7 +75,7 @@ def _not_there(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan:
     )
 
 
-def _locked(want: Deployment, vmid: int, seen: ContainerFacts, lock: str) -> Plan:
+def _locked(host: str, vmid: int, seen: ContainerFacts, lock: str) -> Plan:
     if seen.tasks:
         return Plan.blocked(
             f"container {vmid} is locked ({lock}): task {', '.join(seen.tasks)} works on it",
@@ -81,7 +85,7 @@ def _locked(want: Deployment, vmid: int, seen: ContainerFacts, lock: str) -> Pla
     if lock == "create":
         return Plan.blocked(
             f"container {vmid} is locked (create): a creation was cut off, and it was not ours",
-            f"look at it on {want.host_name} (`pct config {vmid}`); to be rid of it: "
+            f"look at it on {host} (`pct config {vmid}`); to be rid of it: "
             f"pct unlock {vmid} && pct destroy {vmid}",
         )
     return Plan.blocked(

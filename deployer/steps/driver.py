@@ -27,7 +27,7 @@ from deployer.steps.driver_facts import (
 )
 from deployer.steps.driver_guest import guest_silent, plan_guest, plan_plain
 from deployer.steps.driver_host import plan_host
-from deployer.steps.driver_table import lines, next_boot_problem, other_kernels_problem, table
+from deployer.steps.driver_table import lines, lost_at_boot, lost_kernels, table
 from deployer.steps.gpus_facts import GpuFacts
 
 ROUNDS = 3
@@ -92,7 +92,8 @@ def warnings(want: Deployment, facts: Facts) -> Iterable[tuple[str, str]]:
         if verdict is not None:
             yield f"nvidia-smi on {name}: {verdict.cause}", verdict.on(name)
     if host is not None and not host.timed_out:
-        yield from _of_host(want, host, facts.get(HostKernels))
+        wanted = want.playbook.driver.version
+        yield from host_warnings(name, wanted, host, facts.get(HostKernels))
     guest = facts.get(GuestDriver)
     if guest is not None and want.vmid is not None:
         yield from _upgrades(guest.system, f"container {want.vmid}")
@@ -108,11 +109,11 @@ def warnings(want: Deployment, facts: Facts) -> Iterable[tuple[str, str]]:
         yield f"{where}: {proof.describe()}", cause.on(name)
 
 
-def _of_host(
-    want: Deployment, host: HostDriver, kernels: HostKernels | None
+def host_warnings(
+    name: str, wanted: str, host: HostDriver, kernels: HostKernels | None
 ) -> Iterable[tuple[str, str]]:
-    name = want.host_name
-    for lost in (next_boot_problem(want, host, kernels), other_kernels_problem(want, kernels)):
+    """Of the host `name` alone, when the driver shall be `wanted`: (what, action)."""
+    for lost in (lost_at_boot(name, wanted, kernels), lost_kernels(name, wanted, kernels)):
         if lost[0]:
             yield lost
     for told, line in standing(host.log):

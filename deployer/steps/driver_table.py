@@ -127,7 +127,11 @@ def next_boot_problem(
     want: Deployment, host: HostDriver, kernels: HostKernels | None
 ) -> tuple[str, str]:
     """What the next boot will lose, and the action; ('', '') when nothing."""
-    wanted, name = want.playbook.driver.version, want.host_name
+    return lost_at_boot(want.host_name, want.playbook.driver.version, kernels)
+
+
+def lost_at_boot(name: str, wanted: str, kernels: HostKernels | None) -> tuple[str, str]:
+    """The same of a host that no inventory names; `wanted` is a driver version."""
     if kernels is None or kernels.timed_out:
         return "", ""
     boot = kernels.next_boot()
@@ -153,11 +157,11 @@ def next_boot_problem(
     return lost, f"on {name}: dkms install nvidia/{wanted} -k {kernel.name}"
 
 
-def other_kernels_problem(want: Deployment, kernels: HostKernels | None) -> tuple[str, str]:
+def lost_kernels(name: str, wanted: str, kernels: HostKernels | None) -> tuple[str, str]:
     """Bootable kernels besides the next one that lack the module; ('', '') when none does."""
     if kernels is None or kernels.timed_out:
         return "", ""
-    wanted, boots = want.playbook.driver.version, kernels.next_boot().kernel
+    boots = kernels.next_boot().kernel
     lacking = [
         one.name
         for one in kernels.bootable()
@@ -166,7 +170,7 @@ def other_kernels_problem(want: Deployment, kernels: HostKernels | None) -> tupl
     if not lacking:
         return "", ""
     text = f"also bootable, but without nvidia module {wanted}: kernel {', '.join(lacking)}"
-    return text, f"on {want.host_name}: dkms autoinstall -k KERNEL, or remove the kernel"
+    return text, f"on {name}: dkms autoinstall -k KERNEL, or remove the kernel"
 
 
 def headers_package(kernel: str) -> str:

@@ -122,6 +122,26 @@ def warnings(
     """(what, fix) of things that a run does not stop at."""
     if seen is None:
         return []
+    told = claim_warnings(seen)
+    if boot is None:
+        return told
+    if boot.timed_out:
+        told.append(("the boot configuration could not be read in time", ""))
+    if want.playbook.gpus.persist == "report" and not boot.has_unit(unit_name(want.name)):
+        back = [one for one in _found(seen, boot) if one.effect in ("takes", "forbids")]
+        if back:
+            places = ", ".join(dict.fromkeys(one.place for one in back))
+            told.append(
+                (
+                    f"the GPUs are lost to nvidia at the next boot through {places}",
+                    "set gpus.persist: unit (or change) in the playbook",
+                )
+            )
+    return told
+
+
+def claim_warnings(seen: GpuFacts) -> list[tuple[str, str]]:
+    """(what, fix) of VMs that will take the GPUs, and of what shares their IOMMU groups."""
     told = []
     addresses = [one.address for one in seen.functions]
     for claim, taken in claims_of(seen, addresses):
@@ -139,18 +159,4 @@ def warnings(
                 told.append(
                     (f"{what} with {one.address}", "a VM cannot have one without the other")
                 )
-    if boot is None:
-        return told
-    if boot.timed_out:
-        told.append(("the boot configuration could not be read in time", ""))
-    if want.playbook.gpus.persist == "report" and not boot.has_unit(unit_name(want.name)):
-        back = [one for one in _found(seen, boot) if one.effect in ("takes", "forbids")]
-        if back:
-            places = ", ".join(dict.fromkeys(one.place for one in back))
-            told.append(
-                (
-                    f"the GPUs are lost to nvidia at the next boot through {places}",
-                    "set gpus.persist: unit (or change) in the playbook",
-                )
-            )
     return told
