@@ -26,7 +26,7 @@ from deployer.errors import (
     Unreachable,
     UsageError,
 )
-from deployer.events import Bus, Note, RunFinished, RunStarted, StepDone, StepStarted
+from deployer.events import Bus, Note, Progress, RunFinished, RunStarted, StepDone, StepStarted
 from deployer.locallock import LocalLock
 from deployer.migrate_cutover import Direction, Way, way_of
 from deployer.migrate_journal import (
@@ -48,12 +48,13 @@ from deployer.migrate_preflight import (
     refused,
     source_obstacles,
 )
+from deployer.migrate_relay import relay
 from deployer.migrate_side import Marked, Side, trouble, with_drain
 from deployer.migrate_weights import Lending, Rate, choose, measure, with_source
 from deployer.model import Facts, Plan, PlanState
 from deployer.remote.hostlock import LockRecord, this_controller
 from deployer.session import HostSession
-from deployer.state import Migration
+from deployer.state import Manifest, Migration
 from deployer.state_file import StateFile
 from deployer.steps.order import all_steps
 from deployer.steps.shards import pinned
@@ -516,20 +517,25 @@ class _Run:
             self.bring("weights")
             return
         want = side.want
-        if self.record.weights_from != "hub":
+        if self.record.weights_from not in ("hub", "relay"):
             self.record.lending = True
             self.save()
             try:
                 peer = lending.open(manifest)
                 want = with_source(side.want, peer, "peer")
+            except Unreachable:
+                raise
             except DeployError as error:
                 side.note("weights", f"no copy from {self.source.want.id}: {error.what}", "warning")
-                self.record.weights_from = "hub"
+                rate = measure(side, side.want, manifest, "hub")
+                self.record.weights_from = "hub" if rate.bytes_per_s > 0 else "relay"
             else:
                 if not self.record.weights_from:
                     self.record.weights_from = self.faster(want)
                 want = with_source(side.want, peer, self.record.weights_from)
             self.save()
+        if self.record.weights_from == "relay":
+            self.relay(manifest)
         self.bring("weights", want)
         self.end_lending(lending)
 
@@ -543,12 +549,31 @@ class _Run:
             rates[source] = measure(side, want, manifest, source)
             self.record.figures[f"{source}_bytes_per_s"] = rates[source].bytes_per_s
         chosen = choose(rates["peer"], rates["hub"])
-        side.note(
-            "weights",
-            f"from {self.source.want.id}: {rates['peer']}; from the Hub: {rates['hub']}; "
-            f"{'the copy' if chosen == 'peer' else 'the Hub'} comes first",
-        )
+        first = {
+            "peer": "the copy comes first",
+            "hub": "the Hub comes first",
+            "relay": "so it goes through this machine",
+        }[chosen]
+        told = f"from {self.source.want.id}: {rates['peer']}; from the Hub: {rates['hub']}; {first}"
+        side.note("weights", told)
         return chosen
+
+    def relay(self, manifest: Manifest) -> None:
+        """Through this machine, where nothing else goes; the shards step then judges it."""
+        side, source = self.destination, self.source
+        began = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            where = (side.want.host_name, side.want.id, "weights")
+            self.bus.emit(Progress(*where, "relay", float(done), float(total), "B"))
+
+        sent = relay(
+            (source.guest, source.want.playbook.model.path),
+            (side.guest, side.want.playbook.model.path),
+            list(manifest.files),
+            progress,
+        )
+        self.record.figures["relay_bytes_per_s"] = sent / max(time.monotonic() - began, 1e-3)
 
     def end_lending(self, lending: Lending) -> None:
         """No key, no agent and no authorization are left."""

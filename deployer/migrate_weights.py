@@ -94,8 +94,10 @@ class Rate:
 
 
 def choose(peer: Rate, hub: Rate) -> str:
-    """`peer` or `hub`: the faster one; the Hub when both gave nothing, as it may come back."""
-    return "peer" if peer.bytes_per_s > 0 and peer.bytes_per_s >= hub.bytes_per_s else "hub"
+    """`peer` or `hub`: the faster one; `relay`, through this machine, when both gave nothing."""
+    if peer.bytes_per_s <= 0 and hub.bytes_per_s <= 0:
+        return "relay"
+    return "peer" if peer.bytes_per_s >= hub.bytes_per_s else "hub"
 
 
 def with_source(want: Deployment, peer: Peer | None, first: str) -> Deployment:

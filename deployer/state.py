@@ -147,7 +147,7 @@ class Migration(StateModel):
     lending: bool = False
     """A key for the copy may be on the source."""
     weights_from: str = ""
-    """peer|hub, '' before it was measured."""
+    """peer|hub|relay, '' before it was measured."""
     worker: str = ""
     """Id of the destination at the router."""
     net: str = ""

@@ -27,7 +27,8 @@ preflight  looks at both hosts and lists every obstacle at once; nothing is touc
 prepare    driver, GPUs, container and venv of DST; the venv is built for its own GPUs
 weights    from SRC by ssh or from the Hub, whichever a few measured seconds show faster. The copy
            uses a key that is made for it, may only read the files of the list, and is removed.
-           `peer_address` and `peer_port` of an ssh entry say how hosts reach each other
+           `peer_address` and `peer_port` of an ssh entry say how hosts reach each other. Where
+           neither source can be reached from DST, the bytes go through this machine
 launch     started and through its gates on DST; a failure ends with 5 and SRC untouched
 cutover    moves the traffic, as `cutover` of DST's entry says (else of SRC's):
              router   smg or sglang-router: the new worker in, healthy there, the old one out

@@ -283,7 +283,7 @@ def test_what_root_alone_may_set_is_told() -> None:
         (Rate(4.0), Rate(5.0), "hub"),
         (Rate(0.0, "refused"), Rate(5.0), "hub"),
         (Rate(5.0), Rate(0.0, "403"), "peer"),
-        (Rate(0.0, "x"), Rate(0.0, "y"), "hub"),
+        (Rate(0.0, "x"), Rate(0.0, "y"), "relay"),
     ],
 )
 def test_the_faster_source_comes_first(peer: Rate, hub: Rate, chosen: str) -> None:
