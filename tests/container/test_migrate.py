@@ -29,7 +29,7 @@ pytestmark = pytest.mark.container
 
 SMG = shutil.which("smg", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 EVERY_S = 0.05
-LONG_TOKENS = 400
+LONG_TOKENS = 600
 SRC, DST = "kpro6", "kpro5"
 URLS = {"kpro5": "http://127.0.0.1:30105", "kpro6": "http://127.0.0.1:30106"}
 MARK = "/var/lib/deployer/migrations/tiny.json"
@@ -119,7 +119,7 @@ class Client:
     def beat(self) -> None:
         number = 0
         while not self.ended.wait(EVERY_S):
-            tokens = LONG_TOKENS if number % 20 == 0 else 4
+            tokens = LONG_TOKENS if number % 10 == 0 else 4
             thread = threading.Thread(target=self.one, args=(tokens,), daemon=True)
             thread.start()
             self.threads.append(thread)
