@@ -1,8 +1,9 @@
 #!/bin/sh
-# Sets up everything and runs all tests: sh tests/run.sh [unit|scripts|container|PYTEST ARGS...]
+# Sets up everything and runs all tests: sh tests/run.sh [unit|scripts|container|vmlab|PYTEST ARGS...]
 #   unit       no network, no Docker, under 30 s
 #   scripts    real scripts and processes under dash and busybox; no network, no Docker
 #   container  a real sshd and the container lab
+#   vmlab      a real kernel in QEMU: vfio-pci, IOMMU groups, LXC
 # On a bare Debian/Ubuntu as root it installs what is missing; as a normal user it uses what is there.
 set -eu
 cd "$(dirname "$0")/.."
@@ -25,6 +26,7 @@ need_packages() {
             command -v rsync >/dev/null 2>&1 || wanted="$wanted rsync"
             command -v aria2c >/dev/null 2>&1 || wanted="$wanted aria2"
             command -v mkfs.btrfs >/dev/null 2>&1 || wanted="$wanted btrfs-progs"
+            command -v qemu-system-x86_64 >/dev/null 2>&1 || wanted="$wanted qemu-system-x86"
             ;;
     esac
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null 2>&1; then
@@ -61,26 +63,29 @@ need_venv() {
 need_packages "${1-all}"
 need_venv
 
+all=
 case "${1-all}" in
     unit | scripts)
         folder=tests/$1
         shift
         exec .venv/bin/python -m pytest -n 3 --dist loadfile "$folder" "$@"
         ;;
-    all) [ $# -eq 0 ] || shift ;;
-    container) shift; set -- tests/container "$@" ;;
+    all) all=yes; [ $# -eq 0 ] || shift ;;
+    container | vmlab) folder=tests/$1; shift; set -- "$folder" "$@" ;;
 esac
 
 say "setting up the container lab"
 sh docker/lab.sh setup
+# The VM lab's disk is built while other tests run; the first test that needs it waits for it.
+[ -z "$all" ] || .venv/bin/python tests/vmlab/image.py >docker/.build/vmlab.log 2>&1 &
 # Pytest's closing line is the last; what lint and types found counts all the same.
 checks=0
 .venv/bin/ruff check . || checks=1
 .venv/bin/mypy || checks=1
 .venv/bin/lint-imports || checks=1
 status=0
-# Two processes: half of the time is waiting. tests/conftest.py says what stays together.
-.venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@" || status=$?
+# Three processes: half of the time is waiting. tests/labfiles.py says what stays together.
+.venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder "$@" || status=$?
 [ $checks = 0 ] || {
     say "ruff, mypy or lint-imports failed: see above the tests"
     [ $status -ne 0 ] || status=1
