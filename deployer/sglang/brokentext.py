@@ -23,7 +23,7 @@ RAW_TOKENS = re.compile(r"[\u0120\u010a](?=\S)|(?<=\w)\u2581(?=\w)")
 BYTE_TOKENS = re.compile(r"(?:<0x[0-9A-F]{2}>){2,}")
 SPECIAL = re.compile(r"<\|?(?:endoftext|im_start|im_end|eot_id|begin_of_text|end_of_text)\|?>")
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x7f]")
-SPACED = re.compile(r"([^\W\d_]+)(?= +([^\W\d_]))")
+SPACED = re.compile(r"([^\W\d_])(?= +([^\W\d_]))")
 ENDED = re.compile(r"(?:<\|(?:endoftext|eot_id|end_of_text)\|>|</s>)(?=\w)")
 """An end that did not end the answer: the next word stands right behind it."""
 CODECS = ("cp1252", "latin-1", "cp1251", "gbk", "cp949", "shift_jis", "koi8-r", "mac-roman")
@@ -125,8 +125,7 @@ SCRIPT_WINDOW = 60
 def _scripts(text: str) -> tuple[str, int] | None:
     """Words of many scripts in one sentence; in a list of greetings a mark or line parts them."""
     gaps = [
-        (script_of(match[1][-1]), script_of(match[2]), match.start())
-        for match in SPACED.finditer(text)
+        (script_of(match[1]), script_of(match[2]), match.start()) for match in SPACED.finditer(text)
     ]
     # In parts, so that a good beginning does not hide a bad end.
     for start in range(0, max(1, len(gaps) - SCRIPT_WINDOW // 2), SCRIPT_WINDOW // 2):

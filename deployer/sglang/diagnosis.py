@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from deployer.sglang.failures import TRAFFIC, Failure, classify, telling_lines
+from deployer.sglang.failures import EXCEPTION, TRAFFIC, Failure, classify, telling_lines
 from deployer.sglang.log import COLOUR, MARKS, READY_LINE, LaunchLog
 
 READY, STOPPED = "ready", "stopped"
@@ -27,7 +27,8 @@ ARGS = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 DEATH = re.compile(
     r"[Rr]eceived sigquit|SIGQUIT received|SIGTERM received|crashed with exit code"
     r"|^\[[^\]]*\] (?:Scheduler|\w+Manager|DataParallelController) hit an exception"
-    r"|[Ww]atchdog timeout \(|Fatal Python error: |CUDA error: |terminate called after throwing"
+    r"|[Ww]atchdog timeout \(|Initialization failed\. warmup error: "
+    r"|Fatal Python error: |CUDA error: |terminate called after throwing"
     r"|^(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.{0,40}$"
     r"|\[Errno 98\].*address already in use|DistBackendError"
     r"|^[\w. ]+: error: (?:unrecognized|argument|ambiguous|the following)"
@@ -36,7 +37,7 @@ DEATH = re.compile(
 LOST_PORT = re.compile(r"\[Errno (?:98|99)\].*(?:bind|address)")
 """The port went to somebody else: a ready line after it speaks of the other's server."""
 SGLANG = re.compile(r"sglang|server_args=|^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
-RAISED = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception): ?.*\S")
+RAISED = EXCEPTION
 
 
 ASKED = re.compile(r"SIGTERM received\.")
@@ -81,6 +82,9 @@ def diagnose(head: bytes, tail: bytes = b"", exit_code: int | None = None) -> Di
 
     `exit_code` is the one of the process: 0..255, or -n for signal n; None when not known.
     """
+    if exit_code is not None and 128 < exit_code <= 192:
+        # As a shell tells of a signal.
+        exit_code = 128 - exit_code
     lines = clean(head)
     if tail:
         # The last line of the head and the first of the tail are cut in their middle.

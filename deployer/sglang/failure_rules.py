@@ -46,7 +46,8 @@ RULES: tuple[Rule, ...] = (
         "port-in-use",
         r"\[Errno 98\].*address already in use|is used by a process already"
         r"|[Aa]ddress already in use"
-        r"|EADDRINUSE|server socket has failed to listen",
+        r"|EADDRINUSE|server socket has failed to listen"
+        r"|Error: .*[Pp]ort \d+ is (?:not available|already in use|in use|occupied)",
         "find the owner of the port (`deploy doctor`) and stop it, or choose another serve.port",
     ),
     _rule(
@@ -82,6 +83,13 @@ RULES: tuple[Rule, ...] = (
         last=True,
     ),
     _rule(
+        "quantization-unsupported",
+        r"Error: (?:Unknown|Invalid) quantization method",
+        "this engine.version has no such quantization: another serve.args quantization (the model's "
+        "config names its own), or another engine.version",
+        last=True,
+    ),
+    _rule(
         "quantization-mismatch",
         r"Quantization method specified in the model config",
         "remove serve.args quantization, or name the one of the model's config",
@@ -89,7 +97,9 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "unknown-model-type",
-        r"does not recognize this architecture|Model architectures .* are not supported",
+        r"does not recognize this architecture|Model architectures .* are not supported"
+        r"|has no SG[Ll]ang implementation|Error: .*[Uu]nknown (?:RoPE scaling|rope)[ _]?type"
+        r"|Error: `rope_(?:scaling|parameters)` must be|is not supported for model \S+ or model type",
         "this engine does not know the model: choose a newer engine.version with its lock",
     ),
     _rule(
@@ -116,8 +126,21 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "hub-refused",
         r"401 Client Error|403 Client Error|GatedRepoError|[Cc]annot access gated repo"
-        r"|trying to access a gated repo|Invalid user token|RepositoryNotFoundError",
+        r"|429 Client Error|trying to access a gated repo|Invalid user token|RepositoryNotFoundError",
         "the Hub refused (a token that is missing or may not): model.path must be a local folder",
+        passing=True,
+    ),
+    _rule(
+        "proxy",
+        r"Error: .*(?:127\.0\.0\.1|localhost|0\.0\.0\.0).*(?:ProxyError|[Uu]nable to connect to proxy)",
+        "the server's own first request went to a proxy: serve.env NO_PROXY: 127.0.0.1,localhost",
+        last=True,
+    ),
+    _rule(
+        "chat-template",
+        r"Error: Chat template .* is not a built-in|jinja2\.exceptions\.\w+: ",
+        "the chat template cannot be used: correct serve.args chat-template, or the model's own",
+        last=True,
         passing=True,
     ),
     _rule(
@@ -146,13 +169,14 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "tp-size-mismatch",
-        r"Error: .*(?:is not|must be|should be|not) divisible by",
+        r"Error: .*(?:is not|must be|should be|not) divisible by|too large tensor parallel size",
         "tp-size (or another size) does not divide what the model has: change tp-size",
         last=True,
     ),
     _rule(
         "hub-unreachable",
-        r"We couldn't connect to 'https?://|Temporary failure in name resolution",
+        r"We couldn't connect to 'https?://|Temporary failure in name resolution"
+        r"|Error: .*host='[\w.-]*(?:huggingface\.co|hf-mirror|modelscope)[\w.-]*'.*Max retries exceeded",
         "the server tried to reach the Hub: model.path must be a complete local folder",
         passing=True,
     ),
@@ -190,7 +214,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "shared-memory-full",
         r"(?:Error|WARN|Exception)\b.*/dev/shm/.*No space left|Error: .*No space left.*/dev/shm"
-        r"|[Ee]rror while creating shared memory segment",
+        r"|[Ee]rror while creating shared memory segment|[Ff]ailed to \w+ /dev/shm/nccl-"
+        r"|Error: .*unable to (?:open|mmap|allocate|resize) .*shared memory (?:object|file)",
         "/dev/shm of the container is too small for NCCL: make it larger (8 GB or more)",
     ),
     _rule(
@@ -209,12 +234,12 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "driver-mismatch",
-        r"[Dd]river/library version mismatch",
+        r"[Dd]river/library version mismatch|unsupported display driver / cuda driver combination",
         "kernel module and user libraries are of two driver versions: `deploy up --from driver`",
     ),
     _rule(
         "gpu-broken",
-        r"uncorrectable ECC error|GPU is lost|fallen off the bus|CUDA error: hardware",
+        r"uncorrectable (?:ECC|NVLink) error|GPU is lost|fallen off the bus|CUDA error: hardware",
         "a GPU has failed: read `dmesg` on the host for Xid lines, then reset or replace it",
     ),
     _rule(
@@ -223,7 +248,12 @@ RULES: tuple[Rule, ...] = (
         r"|not compatible with the current PyTorch installation"
         r"|requires (?:a )?(?:CUDA )?compute capability|is not supported on this GPU"
         r"|Error: .*(?:requires SM\b|Minimum capability: |compute capability of at least)"
-        r"|Error: .*not supported for the current GPU",
+        r"|Error: .*not supported for the current GPU"
+        r"|not defined for option 'gpu-name'|Unsupported gpu architecture"
+        r"|type fp8\w* not supported in this architecture|CUDA_ERROR_NO_BINARY_FOR_GPU"
+        r"|Error: .*only supported on CUDA devices with compute capability"
+        r"|Error: .*only supports? \w+ GPUs or newer"
+        r"|Error: .*(?:requires? (?:SM\d|Blackwell|Hopper)|platform does not support)",
         "this GPU cannot run that: another serve.args attention-backend, dtype or quantization, "
         "or an engine.version that has kernels for it",
         passing=True,
@@ -233,13 +263,16 @@ RULES: tuple[Rule, ...] = (
         r"No accelerator \(CUDA|No CUDA GPUs are available|Found no NVIDIA driver"
         r"|no CUDA-capable device is detected|CUDA unknown error|Torch not compiled with CUDA"
         r"|CUDA error: (?:initialization error|system not yet initialized)"
+        r"|Unexpected error from cudaGetDeviceCount.*Error (?!80[34])\d+"
+        r"|libcuda\.so\.1: cannot open shared object"
         r"|Failed to initialize NVML|Can't initialize NVML",
         "no GPU is usable in the guest: `deploy up --from driver`",
         last=True,
     ),
     _rule(
         "too-few-gpus",
-        r"CUDA error: invalid device ordinal",
+        r"CUDA error: invalid device ordinal|Duplicate GPU detected"
+        r"|Error: .*(?:required|requested) GPUs exceeds",
         "tp-size asks for more GPUs than the container has: change tp-size or its `gpus`",
     ),
     _rule(
@@ -290,8 +323,15 @@ RULES: tuple[Rule, ...] = (
         last=True,
     ),
     _rule(
+        "kv-pool-exhausted",
+        r"Error: (?:Prefill|Decode) out of memory\. Try to lower",
+        "the KV pool was too small for the requests that ran: lower serve.args "
+        "max-running-requests, or raise mem-fraction-static",
+        next_variant=True,
+    ),
+    _rule(
         "host-out-of-memory",
-        r"^(?:\[[^\]]*\] )?MemoryError\b|std::bad_alloc|Cannot allocate memory"
+        r"^(?:\[[^\]]*\] )?MemoryError\b|Error: Not enough host memory|std::bad_alloc|Cannot allocate memory"
         r"|can't allocate memory"
         r"|[Oo]ut of memory: Killed process|oom-kill",
         "the target's own memory (not the GPU's) is full: raise the container's memory",
@@ -314,6 +354,14 @@ RULES: tuple[Rule, ...] = (
         "an older engine.version",
     ),
     _rule(
+        "system-library-missing",
+        r"(?:ImportError|OSError): (?:- )?lib(?:numa|ibverbs|rdmacm|GL|glib-2\.0|gomp|sndfile|X\w+|SM|ICE)\b"
+        r"[^:]*: cannot open shared object file",
+        "a library of the distribution is missing in the target: install its package (libnuma.so.1 "
+        "is in libnuma1)",
+        passing=True,
+    ),
+    _rule(
         "library-missing",
         r"(?:ImportError|OSError): \S+\.so[.\d]*: "
         r"(?:cannot open shared object file|undefined symbol)"
@@ -325,20 +373,21 @@ RULES: tuple[Rule, ...] = (
         "compiler-missing",
         r"nvcc: not found|ninja: not found|Could not find (?:nvcc|CUDA installation)"
         r"|CUDA_HOME .*not set|Failed to find C compiler|(?:gcc|g\+\+|c\+\+): not found"
-        r"|Python\.h: No such file",
+        r"|fatal error: [\w./-]+\.(?:h|cuh|hpp): No such file|cannot find -l(?:cuda|cudart|nvrtc)\b",
         "this engine compiles kernels at the first start: install nvcc (CUDA toolkit) and ninja",
         passing=True,
     ),
     _rule(
         "kernel-build-failed",
         r"Error building extension|Command '\['ninja'|ninja exited with status|nvcc fatal"
-        r"|ninja: build stopped",
+        r"|ninja: build stopped|CalledProcessError: Command '\[[^\]]*(?:gcc|g\+\+|/cc|nvcc|ptxas)"
+        r"|PTXASError: ",
         "a kernel could not be compiled at the start: see the compiler's lines in the log; nvcc's "
         "version must fit the venv's CUDA",
     ),
     _rule(
         "cuda-fault",
-        r"CUDA error: (?:an illegal memory access|device-side assert|unspecified launch failure"
+        r"(?:CUDA [Ee]rror: |with error )(?:an illegal memory access|device-side assert|unspecified launch failure"
         r"|misaligned address|invalid argument|launch failed|operation not permitted)",
         "a GPU kernel failed; try the next variant, without speculation",
         next_variant=True,
@@ -354,7 +403,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "distributed-timeout",
         r"DistNetworkError|DistStoreError|Gloo connectFullMesh failed"
-        r"|The client socket has (?:timed out|failed to connect)",
+        r"|The client socket has (?:timed out|failed to connect)"
+        r"|other ranks that didn't finish loading",
         "the ranks did not find each other: see which rank died first",
         passing=True,
     ),
@@ -392,8 +442,10 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "python-module-missing",
         r"^(?:- )?(?:\[[^\]]*\] )?"
-        r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*required)"
-        r"|\w+: .* is installed with version .* minimum required)",
+        r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*(?:requires?\b|[Pp]lease install))"
+        r"|\w+: .* is installed with version .* minimum required"
+        r"|\w+: .* with minimum required version .* is not installed)"
+        r"|CuDNN Compatibility Issue Detected",
         "the venv lacks a package or holds a wrong version: `deploy up --from venv`",
         last=True,
         passing=True,
@@ -431,3 +483,60 @@ RULES: tuple[Rule, ...] = (
         "somebody stopped the server: run `deploy up` again",
     ),
 )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of SGLang in whose code an error of no known text was raised.
+
+    `frame` is looked for in the last frames of the traceback; `phases` as in Rule.
+    """
+
+    cls: str
+    frame: re.Pattern[str]
+    action: str
+    next_variant: bool = False
+    phases: tuple[str, str] | None = None
+
+
+LOADING = ("starting", "mamba")
+PLACES: tuple[Place, ...] = (
+    Place(
+        "arguments-refused",
+        re.compile(r"/sglang/srt/(?:server_args|arg_groups/\w+)\.py"),
+        "the engine refuses this combination of arguments: change serve.args as the line says",
+        phases=("starting", "args"),
+    ),
+    Place(
+        "quantization-unsupported",
+        re.compile(r"/sglang/srt/layers/quantization/"),
+        "this engine cannot load this quantization so: another serve.args quantization, another "
+        "engine.version, or a checkpoint of another format",
+        phases=LOADING,
+    ),
+    Place(
+        "speculation-failed",
+        re.compile(r"/sglang/srt/speculative/"),
+        "the code that drafts failed: the variant without speculation, or other speculative-* "
+        "arguments",
+        next_variant=True,
+    ),
+    Place(
+        "grammar-failed",
+        re.compile(r"/sglang/srt/constrained/"),
+        "structured output failed: another serve.args grammar-backend (xgrammar, llguidance, none)",
+    ),
+    Place(
+        "adapter-failed",
+        re.compile(r"/sglang/srt/lora/"),
+        "a LoRA adapter does not fit: see serve.args lora-paths, max-lora-rank and target modules",
+    ),
+    Place(
+        "model-code-failed",
+        re.compile(r"/sglang/srt/models/"),
+        "the engine's code for this model does not fit the checkpoint: another engine.version, or "
+        "another tp-size",
+        phases=LOADING,
+    ),
+)
+"""Looked at in this order, after every text has failed."""

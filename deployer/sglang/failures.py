@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from deployer.sglang.failure import Failure
-from deployer.sglang.failure_rules import RULES, Rule
+from deployer.sglang.failure_rules import PLACES, RULES, Rule
 from deployer.sglang.hostfacts import HostFacts, weigh
 from deployer.sglang.log import MARKS, PHASES, is_bar, plain
 
@@ -26,6 +26,7 @@ MISLEADING = re.compile(
 """Lines that are never shown as a cause."""
 HEADLINE = re.compile(
     r"[Ss]igquit|SIGQUIT|hit an exception: Trace|scheduler (?:is dead|died during)"
+    r"|Initialization failed\. warmup error: "
 )
 """The server ended itself: its signal 9 is its own."""
 NOISE = re.compile(
@@ -37,11 +38,14 @@ TRAFFIC = re.compile(r'INFO: .* HTTP/1\.1"|Prefill batch,|Decode batch,|^\s*[\^~
 MAX_LINE = 500
 
 
-EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt): ?.*\S")
+EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Interrupt)|[A-Z]?\w*Exception)(?:: ?.*\S|\s*$)"
+)
 CONSEQUENCE = re.compile(r"^(?:EOFError|\w*BrokenPipeError)\b|scheduler died during initialization")
 """What the others raise when a worker is gone."""
-RESOLVING = re.compile(r'^\s*File "[^"]*/(?:server_args|arg_groups/\w+)\.py"')
-"""A traceback through the code that resolves the arguments."""
+FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)')
+NEAR = 4
+"""Frames above the error that may name its place."""
 FATAL_WHILE_ALIVE = re.compile(
     r"\[Errno 98\].*address already in use|\[Errno 99\].*bind on address"
 )
@@ -110,20 +114,8 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
         return Failure(
             "cuda-fault", _cut(cause), "a GPU kernel failed: read the host's dmesg", True
         )
-    if raised and phase in ("starting", "args") and any(RESOLVING.search(one) for one in lines):
-        return Failure(
-            "arguments-refused",
-            _cut(raised[-1]),
-            "the engine refuses this combination of arguments: change serve.args as the line says",
-            False,
-        )
     if raised:
-        return Failure(
-            "exception",
-            _cut(raised[-1]),
-            "an error that is not in this tool's table; the traceback is in the log of the launch",
-            PHASES.index(phase) >= PHASES.index("graphs") if phase in PHASES else False,
-        )
+        return _raised(raised[-1], lines, phase)
     told = [line for line in telling if not NOISE.search(line)]
     return Failure(
         "unknown",
@@ -133,10 +125,34 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
     )
 
 
+def _raised(cause: str, lines: list[str], phase: str) -> Failure:
+    """An error whose text no rule knows: the part of SGLang that raised it still says something."""
+    at = max(i for i, line in enumerate(lines) if line == cause)
+    begin = next((i for i in range(at, -1, -1) if "Traceback (most" in lines[i]), 0)
+    frames = [frame for line in lines[begin:at] if (frame := FRAME.match(line))]
+    where = ""
+    if frames:
+        path = frames[-1]["path"].rpartition("/site-packages/")[2]
+        where = f"; it was raised in {path} line {frames[-1]['line']}"
+    for place in PLACES:
+        if place.phases and not _between(phase, place.phases):
+            continue
+        if any(place.frame.search(frame["path"]) for frame in frames[-NEAR:]):
+            return Failure(place.cls, _cut(cause), place.action + where, place.next_variant)
+    return Failure(
+        "exception",
+        _cut(cause),
+        "an error that is not in this tool's table; the traceback is in the log of the launch"
+        + where,
+        PHASES.index(phase) >= PHASES.index("graphs") if phase in PHASES else False,
+    )
+
+
 def _taken_by_others(cause: str) -> Failure | None:
     """The failure when torch says that another process holds memory of the GPU."""
     others = [one for one in OTHERS_MEMORY.findall(cause) if float(one[1]) >= OTHERS_GIB]
-    if not others:
+    # In a container torch knows its own process only by the host's number.
+    if not others or (len(others) == 1 and "this process has" not in cause):
         return None
     told = ", ".join(f"pid {pid} holds {gib} GiB" for pid, gib in others)
     return Failure(

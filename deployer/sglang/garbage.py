@@ -16,6 +16,7 @@ NOISE_LINE = 200
 CHANGES = 0.64
 """Share of changes between small, capital, digit and mark: 0.72 in noise, 0.55 in dense code."""
 MARKS = 0.2
+FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 LETTERS = re.compile(r"(?:\b[a-z] ){60,}")
 
 
@@ -59,9 +60,10 @@ def _common(sign: str) -> bool:
 
 def noise(text: str) -> tuple[str, int] | None:
     """A long line in which small letters, capitals, digits and marks change without a rule."""
-    if "`" * 3 in text:
-        return None
+    shown = {at for block in FENCED.finditer(text) for at in (block.start(), block.end())}
     for line in re.finditer(r"[^\n]+", text):
+        if sum(at <= line.start() for at in shown) % 2:
+            continue
         visible = [letter for letter in line.group() if "!" <= letter <= "~"]
         if len(visible) < max(NOISE_LINE, 0.7 * len(line.group())) or len(set(visible)) < 40:
             continue

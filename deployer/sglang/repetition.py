@@ -50,9 +50,9 @@ def _may_run(text: str, match: re.Match[str], character: str, length: int) -> bo
         return length < (DRAWING_RUN if goes_on else 4 * CHARACTER_RUN)
     if length <= 2 * TRAILING_RUN and fenced(text, match.start(), match.end()):
         return True
-    head = re.search(r"\S*$", text[: match.start()])
-    tail = re.match(r"\S*", after)
-    around = (head.group() if head else "") + (tail.group() if tail else "")
+    head = re.match(r"\S*", text[max(0, match.start() - 200) : match.start()][::-1])
+    tail = re.match(r"\S*", after[:200])
+    around = (head.group()[::-1] if head else "") + (tail.group() if tail else "")
     others = set(around) - {character}
     if character.isalnum() and len(others) >= 6 and len(around) >= 12:
         # Base64, a sequence of amino acids.
@@ -247,7 +247,9 @@ def empty_items(text: str) -> Verdict:
 
 def spaced_marks(text: str) -> Verdict:
     """One mark with spaces between, behind words and up to the end."""
-    found = re.search(r"(?<=\w)[ \t]+([^\w\s]|_)(?:[ \t]+\1){79,}\s*\Z", text)
+    found = re.search(r"(?<=[\w.])[ \t]+([^\w\s]|_)(?:[ \t]+\1){23,}\s*\Z", text)
+    if found and (found[1] in DRAWING or found[1] == "_") and len(found.group()) < 160:
+        return GOOD
     return bad(f"{found[1]!r} over and over", found.start()) if found else GOOD
 
 
