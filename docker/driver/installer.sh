@@ -2,7 +2,7 @@
 # The lab's stand-in for NVIDIA-Linux-x86_64-580.126.09.run: the options of the real installer that
 # a deployer uses. Installs nvidia-smi, libraries and, without --no-kernel-modules, modules for the
 # running kernel, with the refusals of the real one; --uninstall removes them. /etc/lab/build-seconds:
-# how long the build takes.
+# how long the build takes, or until that file is gone.
 version=580.126.09
 libs=/usr/lib/x86_64-linux-gnu
 log=/var/log/nvidia-installer.log
@@ -37,7 +37,7 @@ build_modules() {
     fi
     echo "-> Kernel module type: $kind; dkms: ${dkms:-no}" >>"$log"
     seconds=$(cat /etc/lab/build-seconds 2>/dev/null) || seconds=0
-    while [ "$seconds" -gt 0 ]; do
+    while [ "$seconds" -gt 0 ] && [ -e /etc/lab/build-seconds ]; do
         echo "  CC [M]  nvidia/nv-$seconds.o" >>"$log"
         sleep 1
         seconds=$((seconds - 1))
