@@ -15,7 +15,7 @@ from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
 from deployer.events import Bus, Probed, StepDone, StepPlanned, StepStarted
 from deployer.model import Facts, Plan, PlanState, Where
 from deployer.remote.transport import Transport
-from deployer.state import DeploymentState
+from deployer.state import DeploymentState, Manifest
 from deployer.steps.base import Step, StepContext
 
 Gather = Callable[[], Facts]
@@ -65,6 +65,7 @@ class Engine:
         run_id: str,
         environ: Mapping[str, str],
         on_step: Callable[[str], None] | None = None,
+        keep: Callable[[Deployment, Manifest], str] | None = None,
     ) -> None:
         self.want = want
         self.steps = list(steps)
@@ -77,6 +78,7 @@ class Engine:
         self.run_id = run_id
         self.environ = environ
         self.on_step = on_step
+        self.keep = keep
 
     def plan(self, facts: Facts | None = None) -> tuple[Outcome, Facts]:
         """Looks once and decides for every step; changes nothing."""
@@ -198,6 +200,7 @@ class Engine:
             save=self.save,
             step=step.name,
             environ=self.environ,
+            keep=self.keep,
         )
 
     def _planned(self, step: Step, plan: Plan) -> None:

@@ -14,9 +14,11 @@ from pydantic import ValidationError
 from deployer.deployment import Deployment
 from deployer.engine import Engine, Outcome, Selection
 from deployer.events import Bus, Note, Progress
+from deployer.kept import Kept
 from deployer.migrate_journal import FOLDER
 from deployer.model import Facts, Plan, Probe, ProbeOutput, Where
 from deployer.observe import Sight
+from deployer.recipe import recipe_of
 from deployer.remote.files import write_atomic
 from deployer.remote.transport import Transport
 from deployer.session import HostSession
@@ -117,6 +119,7 @@ class Side:
     def engine(self, steps: Sequence[Step], want: Deployment | None = None) -> Engine:
         """An engine for these steps that looks at everything."""
         asked = want or self.want
+        kept = Kept(self.file.path.parent.parent / "kept")
         return Engine(
             asked,
             steps,
@@ -128,6 +131,7 @@ class Side:
             run_id=self.run_id,
             environ=self.environ,
             on_step=self.on_step,
+            keep=lambda want, manifest: kept.add(recipe_of(want, manifest), want.lock_text),
         )
 
     def only(self, *names: str) -> list[Step]:

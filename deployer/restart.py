@@ -10,10 +10,11 @@ import dataclasses
 
 from deployer.deployment import Deployment
 from deployer.model import Facts, Plan, PlanState
-from deployer.state import DeploymentState
+from deployer.state import DeploymentState, RolledBack
 from deployer.steps.base import Step
 from deployer.steps.launch import LaunchStep
 from deployer.steps.order import all_steps
+from deployer.steps.rolled_back import rolled_back
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.stop import StopStep
 from deployer.steps.stop_told import stop_ours
@@ -46,6 +47,10 @@ class RestartStop(StopStep):
         refused = self.successor_refused(want, facts, state)
         change = dataclasses.replace(stop_ours(want, job, False), reason=REASON)
         return refused or Plan.change(REASON, change, *self.left_changes(want, fact))
+
+    def rollback(self, want: Deployment, state: DeploymentState) -> RolledBack | None:
+        """A restart is no word against a rollback."""
+        return rolled_back(state, want)
 
 
 class RestartLaunch(LaunchStep):

@@ -15,7 +15,7 @@ unknown keys, and by this number it can say why. Keys that came with it have def
 
 1: launches, known_good, manifest, attempts.
 2: launches tell what was changed in them and why; validated sets; failed wishes; the model's
-config; migrations.
+config; migrations; recipes of launches; rollbacks.
 """
 
 
@@ -48,6 +48,8 @@ class Launch(StateModel):
     """serve.env of that time; None in a record of an older version."""
     venv: str = ""
     """The build that engine.venv pointed to; '' when that was not seen."""
+    recipe: str = ""
+    """Key of what it was made from (deployer.recipe); '' in a record of an older version."""
     verdict: str = "starting"
     verified: float = 0.0
     figures: dict[str, float] = Field(default_factory=dict)
@@ -158,6 +160,27 @@ class Migration(StateModel):
     """gap_s, peer_bytes_per_s, hub_bytes_per_s, seconds of phases."""
 
 
+class RolledBack(StateModel):
+    """The last rollback: what `up` must not undo by itself."""
+
+    to: str
+    """Id of the launch that was gone back to; a new launch with its recipe serves."""
+    mark: str
+    """Fingerprint of what it launches."""
+    left: str
+    """Id of the launch that served before, '' when none did; it serves again when this fails."""
+    wish: str
+    """steps.rolled_back.wish_key of the playbook at that time."""
+    commits: list[str]
+    """Of the weights, gone back to and left."""
+    when: float
+    """Unix seconds, controller clock."""
+    outcome: str = ""
+    """'' while it is under way; done|failed."""
+    manifest: Manifest | None = None
+    """The pinned list of before."""
+
+
 class DeploymentState(StateModel):
     """Of one deployment."""
 
@@ -171,6 +194,8 @@ class DeploymentState(StateModel):
     attempts: dict[str, int] = Field(default_factory=dict)
     migration: Migration | None = None
     """The last one that this deployment was part of."""
+    rollback: RolledBack | None = None
+    """None once `up` has launched something else."""
     extra: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from deployer import hub
 from deployer.cancel import Cancel
@@ -25,25 +25,48 @@ from deployer.engine import Engine, Outcome, Selection
 from deployer.errors import CommandOverdue, Defect, DeployError, Interrupted, Unreachable
 from deployer.events import Bus, Event, Note, Progress, RunFinished, RunStarted
 from deployer.inventory import Host
+from deployer.kept import Kept
 from deployer.locallock import LocalLock
 from deployer.model import Facts, PlanState, Where
 from deployer.names import shown
+from deployer.recipe import recipe_of
 from deployer.remote.transport import Transport
 from deployer.rollout import Rollout
 from deployer.session import HostSession
-from deployer.state import DeploymentState, HostState
+from deployer.state import DeploymentState, HostState, Manifest
 from deployer.state_file import StateFile, make_folder
 from deployer.steps.base import Step
 from deployer.steps.order import all_steps
 from deployer.steps.server_facts import ServerFact
+from deployer.steps.server_wanted import is_wanted
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
 
 if TYPE_CHECKING:
     from deployer.replicas import Membership
 
+MakeEngine = Callable[[Deployment, Sequence[Step]], Engine]
+
 Confirm = Callable[[Deployment, Outcome], bool]
 """Shown the plans of the steps that may act; False changes nothing."""
+
+
+class Aim(Protocol):
+    """A run that goes somewhere else than the playbook says (`rollback`)."""
+
+    def begin(self, want: Deployment, own: DeploymentState) -> None:
+        """Before the first look: the state as this run needs it. In memory only."""
+
+    def seen(self, want: Deployment, own: DeploymentState, facts: Facts) -> None:
+        """It will act; `facts` are of under the lock. The state is saved afterwards."""
+
+    def failed(
+        self, want: Deployment, own: DeploymentState, error: DeployError, engine: MakeEngine
+    ) -> DeployError:
+        """Something was acted upon and failed: goes back, and returns the error to tell."""
+
+    def done(self, want: Deployment, own: DeploymentState) -> None:
+        """It has passed. The state is saved afterwards."""
 
 
 REST_S = 30.0
@@ -66,6 +89,7 @@ class UpOptions:
     repin: bool = False
     """Ask the Hub what the model's revision is now; else a branch stays at its pinned commit."""
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    aim: Aim | None = None
     rollout: Rollout | None = None
     """Asked before anything is changed, when other hosts are in the same run."""
     cancel: Cancel = field(default_factory=Cancel)
@@ -263,19 +287,27 @@ def _one(
         if member is not None:
             member.before(step)
 
-    engine = Engine(
-        want,
-        steps,
-        lambda: session.look(want, steps),
-        transports,
-        state=own,
-        save=lambda: state_file.save(state),
-        bus=bus,
-        run_id=run_id,
-        environ=options.environ,
-        on_step=entering,
-    )
+    kept, aim = Kept(options.deploy_dir / "kept"), options.aim
+
+    def engine_of(want: Deployment, steps: Sequence[Step]) -> Engine:
+        return Engine(
+            want,
+            steps,
+            lambda: session.look(want, steps),
+            transports,
+            state=own,
+            save=lambda: state_file.save(state),
+            bus=bus,
+            run_id=run_id,
+            environ=options.environ,
+            on_step=entering,
+            keep=lambda want, manifest: kept.add(recipe_of(want, manifest), want.lock_text),
+        )
+
+    engine = engine_of(want, steps)
     pin = own.manifest
+    if aim is not None:
+        aim.begin(want, own)
     if options.repin:
         _repin(want, own, options, bus)
     outcome, facts = engine.plan()
@@ -296,24 +328,60 @@ def _one(
             _wait_for_turn(want, session, options.rollout, bus, idle=idle)
         session.want_lock(run_id)
         facts = engine.look("under the host lock")
-    if own.manifest != pin:
+    if aim is not None:
+        aim.seen(want, own, facts)
+    if aim is not None or own.manifest != pin:
         state_file.save(state)
     try:
         facts = engine.apply(outcome, facts, selection)
-    except DeployError:
+    except DeployError as error:
+        told = error
+        if aim is not None and not options.cancel.asked:
+            told = aim.failed(want, own, error, engine_of)
+            state_file.save(state)
         if member is not None and not options.cancel.asked:
             member.settle(lambda: engine.look("what serves after the failure"))
-        raise
+        if told is error:
+            raise
+        raise told from error
+    if aim is not None:
+        aim.done(want, own)
+        state_file.save(state)
+    elif own.rollback is not None and "launch" in outcome.changed:
+        own.rollback = None
+        state_file.save(state)
     result.left = [
         step.name
         for step in steps
         if not selection.acts(engine.names, step.name)
         and step.plan(want, facts, own).state is not PlanState.NOTHING
     ]
+    if options.serves and not options.aim and _keep_seen(want, own, facts, engine.keep):
+        state_file.save(state)
     if options.serves:
         result.result = proven(want, steps, facts, own)
         if member is not None and result.result:
             member.join()
+
+
+def _keep_seen(
+    want: Deployment,
+    own: DeploymentState,
+    facts: Facts,
+    keep: Callable[[Deployment, Manifest], str] | None,
+) -> bool:
+    """What the wanted launch was made from is kept, also when an older version launched it."""
+    server = facts.get(ServerFact)
+    job, manifest = (server.job if server is not None else None), own.manifest
+    if job is None or not job.alive or manifest is None or keep is None:
+        return False
+    launch = next((one for one in own.launches if one.id == job.identity.id), None)
+    if launch is None or launch.recipe:
+        return False
+    if not is_wanted(want, manifest, job.fingerprint, job.launch):
+        return False
+    launch.recipe = keep(want, manifest)
+    return True
 
 
 def _membership(

@@ -21,6 +21,7 @@ COMMANDS = {
     "verify": "Run the gates again on a running server.",
     "down": "Stop the deployment's server, and prove that it is gone.",
     "restart": "Stop the server, launch it again, and run the gates.",
+    "rollback": "Go back to the last known-good launch, or to a named one.",
     "migrate": "Move a served model to another host: prove it there, then move the traffic.",
     "status": "Show hosts, GPUs, deployments and launches as observed now.",
     "logs": "Print the current launch's log; -f follows it across rotation.",

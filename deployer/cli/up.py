@@ -26,7 +26,7 @@ from deployer.names import listed
 from deployer.rollout import Rollout
 from deployer.steps.base import Step
 from deployer.steps.order import NAMES, all_steps
-from deployer.up import DeploymentResult, UpOptions, up_host
+from deployer.up import Aim, DeploymentResult, UpOptions, up_host
 
 Question = Callable[[Deployment, Outcome], str]
 """Prints what would be done and returns the question; '' when there is nothing to ask."""
@@ -43,7 +43,8 @@ Question = Callable[[Deployment, Outcome], str]
 @click.option(
     "--retry",
     is_flag=True,
-    help="Try again what has failed before, also where a good server must stop for it.",
+    help="Try again what has failed before or was rolled back from, also where a good server "
+    "must stop for it.",
 )
 @repins
 @common
@@ -103,6 +104,7 @@ def run_up(
     ask: Question | None = None,
     canary: bool | None = None,
     max_failures: int | None = None,
+    aim: Aim | None = None,
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code.
 
@@ -131,6 +133,7 @@ def run_up(
         steps=steps,
         serves=serves,
         repin=repin,
+        aim=aim,
         rollout=rollout if many and not dry_run else None,
         cancel=cancel,
     )

@@ -13,7 +13,7 @@ from deployer.events import Bus, JobStarted, Note, Part, Progress
 from deployer.model import Facts, Plan, Probe, Where
 from deployer.remote.jobs import Jobs
 from deployer.remote.transport import Transport
-from deployer.state import DeploymentState
+from deployer.state import DeploymentState, Manifest
 
 
 @dataclass
@@ -31,6 +31,8 @@ class StepContext:
     step: str = ""
     environ: Mapping[str, str] = field(default_factory=dict)
     """The controller's environment (for *_env references)."""
+    keep: Callable[[Deployment, Manifest], str] | None = None
+    """Keeps what a launch is made from, and returns the key; None: nothing is kept."""
 
     def on(self, where: Where) -> Transport:
         """The transport of the host or the guest."""

@@ -240,6 +240,10 @@ class LaunchStep(Step):
             return None
         return job.identity, job.launch
 
+    def former(self, state: DeploymentState, failed: Collection[str]) -> Launch | None:
+        """What is started again after a failure; None: nothing."""
+        return last_good(state, failed)
+
     def start_rung(
         self, context: StepContext, rung: Rung, note: LaunchNote, key: str
     ) -> tuple[JobIdentity, Launch]:
@@ -286,13 +290,13 @@ class LaunchStep(Step):
 
         `failed`: fingerprints of what has failed in this run; the same would fail the same way.
         """
-        good = last_good(context.state, failed)
+        good = self.former(context.state, failed)
         if good is None:
             return ""
         then = copy.copy(context)
         then.want = as_launched(context.want, good)
         either = f"the last known-good launch {good.id} did not start again either"
-        seen = SeenBefore(self.seen.weights, good.venv)
+        seen = SeenBefore(self.seen.weights, good.venv, good.recipe)
         try:
             mark, argv = good.fingerprint, command_of(good)
             job, launch = start_command(then, argv, mark, note_of(good), key, seen)

@@ -33,6 +33,8 @@ class SeenBefore:
     """WeightsFact.line."""
     venv: str = ""
     """The build behind engine.venv."""
+    recipe: str | None = None
+    """Of the launch that is started again; None for one of the playbook, which is kept now."""
 
 
 def start_command(
@@ -46,6 +48,9 @@ def start_command(
     """Starts the job; the launch is in the state file before. Raises StepFailed."""
     want = context.want
     launch_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    recipe, manifest = seen.recipe, context.state.manifest
+    if recipe is None and context.keep is not None and manifest is not None:
+        recipe = context.keep(want, manifest)
     launch = Launch(
         id=launch_id,
         variant=note.variant,
@@ -54,6 +59,7 @@ def start_command(
         argv=argv,
         env=dict(want.playbook.serve.env),
         venv=seen.venv,
+        recipe=recipe or "",
         changes=dict(note.changes),
         instead_of=note.instead_of,
     )

@@ -11,12 +11,13 @@ from deployer.deployment import Deployment
 from deployer.errors import StepBlocked
 from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, Where
 from deployer.remote.jobs import JobIdentity
-from deployer.state import DeploymentState
+from deployer.state import DeploymentState, RolledBack
 from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import failed_before
 from deployer.steps.launch import api_key
 from deployer.steps.launch_fit import outlook
 from deployer.steps.launch_ladder import Fall, first_rung
+from deployer.steps.rolled_back import rolled_back, stands
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import (
     PortOwner,
@@ -67,7 +68,7 @@ class StopStep(Step):
         self.now = now
         self.sleep = sleep
         self.retry = retry
-        """May a server end for a wish that has failed before?"""
+        """May a server end for a wish that has failed, or was rolled back from?"""
 
     def probes(self, want: Deployment) -> list[Probe]:
         """The one look at the server; launch and verify plan from its fact too."""
@@ -96,7 +97,11 @@ class StopStep(Step):
                 return Plan.nothing(runs(want, job, left))
             if not wanted and not self.retry and (failed := failed_before(state, want)):
                 return failed_again(want, job, fact.serving, failed, state)
+            if not wanted and (record := self.rollback(want, state)):
+                return stands(want, job, record)
             changes.append(stop_ours(want, job, wanted))
+        elif record := self.rollback(want, state):
+            return stands(want, None, record)
         changes += self.left_changes(want, fact)
         changes += [stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
         if not changes:
@@ -104,6 +109,10 @@ class StopStep(Step):
         return self.successor_refused(want, facts, state) or Plan.change(
             "; ".join(change.reason for change in changes), *changes
         )
+
+    def rollback(self, want: Deployment, state: DeploymentState) -> RolledBack | None:
+        """What forbids to launch this wish by itself."""
+        return None if self.retry else rolled_back(state, want)
 
     def successor_refused(
         self, want: Deployment, facts: Facts, state: DeploymentState

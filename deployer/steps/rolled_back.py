@@ -1,0 +1,61 @@
+"""A rollback stands until something else is asked for. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+
+from deployer.deployment import Deployment
+from deployer.model import Plan
+from deployer.state import DeploymentState, RolledBack
+from deployer.steps.server_facts import ServerJob
+from deployer.steps.server_wanted import fingerprint
+
+
+def wish_key(want: Deployment) -> str:
+    """sha256 over the playbook, the lock, the variant asked for, GPUs and port; not the weights'
+    commit, which a rollback pins.
+    """
+    parts = {
+        "playbook": want.playbook.model_dump(mode="json"),
+        "lock": hashlib.sha256(want.lock_text.encode()).hexdigest(),
+        "variant": want.variant or "",
+        "gpus": list(want.gpus),
+        "port": want.port,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def rolled_back(state: DeploymentState, want: Deployment) -> RolledBack | None:
+    """The rollback from exactly this wish; None when anything was changed since, or it failed."""
+    record = state.rollback
+    if record is None or record.outcome == "failed" or record.wish != wish_key(want):
+        return None
+    if state.manifest is not None and state.manifest.commit not in record.commits:
+        # Another commit of the weights was pinned since: that is another wish.
+        return None
+    if record.mark == fingerprint(want, state.manifest, want.variant_name):
+        # Only the weights' commit was gone back, and it is pinned.
+        return None
+    return record
+
+
+def stands(want: Deployment, job: ServerJob | None, record: RolledBack) -> Plan:
+    """The refusal to launch what was rolled back from, before anything is touched for it."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.when))
+    done = record.outcome == "done"
+    again = "finishes the rollback"
+    seen = "no server runs"
+    if job is not None and job.alive:
+        seen = f"launch {job.identity.id} (variant {job.launch.variant}) was left alone"
+    elif done:
+        again = "launches that again"
+    back = f"; `deploy rollback {want.id} {record.to}` {again}"
+    return Plan.blocked(
+        f"rolled back to launch {record.to} at {when}{'' if done else ' (not finished)'}, and the "
+        f"playbook is the one it was rolled back from; {seen}",
+        f"change the playbook; `deploy up {want.id} --retry` launches it as it is"
+        + ("" if done and job is not None and job.alive else back),
+        stands=True,
+    )

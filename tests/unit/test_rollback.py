@@ -1,0 +1,427 @@
+"""Going back to a launch that has passed: which, from what it was made, and that it stays so."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serverworld import (
+    MANIFEST,
+    READY,
+    UP,
+    Clock,
+    FakeJobs,
+    Script,
+    context,
+    deployment,
+    fact,
+    facts,
+    owner,
+    server_job,
+    state,
+)
+
+from deployer.engine import Engine, Outcome
+from deployer.errors import (
+    DeployError,
+    GateFailed,
+    StepBlocked,
+    StepFailed,
+    Unreachable,
+    UsageError,
+)
+from deployer.kept import Kept
+from deployer.model import Facts, Plan, PlanState, ProbeOutput
+from deployer.recipe import as_made, recipe_of
+from deployer.restart import RestartStop
+from deployer.rollback import (
+    AsRecorded,
+    DriverAsItIs,
+    LaunchAgain,
+    RollBack,
+    StopOther,
+    choices,
+    choose,
+    made_of,
+    rollback_steps,
+    then,
+)
+from deployer.rollback_sight import There, builds_probe, described, parse_builds
+from deployer.sglang.argv import command, server_argv
+from deployer.state import DeploymentState, Launch, Manifest, ManifestFile, RolledBack
+from deployer.steps import launch_wait
+from deployer.steps.base import Step
+from deployer.steps.launch import LaunchStep
+from deployer.steps.rolled_back import rolled_back, wish_key
+from deployer.steps.server_wanted import LaunchNote, Rung, fingerprint
+from deployer.steps.shards_facts import ShardsFact, Verified
+from deployer.steps.stop import StopStep
+
+OLD = deployment("no-mtp", serve={"args": {"tp-size": 2, "context-length": 4096, "chunked": -1}})
+NOW = dataclasses.replace(
+    deployment(engine={"version": "0.5.12", "lock": "y.txt"}, gates={"burst": 3}),
+    lock_text="torch==2.12.0",
+)
+NEWER = MANIFEST.model_copy(update={"commit": "beef"})
+
+
+def launch(name: str, mark: str, verdict: str = "stopped", **more: Any) -> Launch:
+    given = {"variant": "mtp", "started": 1.0, "argv": ["py"], "verified": 9.0, **more}
+    return Launch(id=name, fingerprint=mark, verdict=verdict, **given)
+
+
+def history(*launches: Launch, good: str = "") -> DeploymentState:
+    own = state()
+    own.launches = list(launches)
+    own.known_good = good
+    return own
+
+
+# Which.
+
+
+def test_the_default_is_the_last_other_wish_that_passed() -> None:
+    own = history(
+        launch("a", "1"),
+        launch("b", "2"),
+        launch("b2", "2"),
+        launch("x", "3", "failed: died", verified=0.0),
+        launch("y", "5", verified=0.0),
+        launch("c", "4", "good"),
+        good="c",
+    )
+    assert [one.id for one in choices(own)] == ["b2", "a"]
+    assert choose(own, "", "h/n").launch is own.launches[2]
+    # What runs now has failed its gates: the known-good one is meant.
+    own.launches[-1].verdict, own.known_good = "failed: gate", "b2"
+    chosen = choose(own, "", "h/n")
+    assert chosen.launch is own.launches[2] and chosen.why == "the last known-good launch"
+    assert choose(history(launch("a", "1", "good"), good="a"), "", "h/n").launch is None
+    assert choose(state(), "", "h/n").launch is None
+
+
+def test_a_launch_is_named_by_the_beginning_of_its_id() -> None:
+    own = history(launch("20261101-a", "1"), launch("20261102-b", "2", "failed: x"))
+    assert choose(own, "20261102", "h/n").launch is own.launches[1]
+    with pytest.raises(UsageError, match="2 launches of h/n begin with 2026") as caught:
+        choose(own, "2026", "h/n")
+    assert "20261101-a" in caught.value.fix
+    with pytest.raises(UsageError, match="no launches"):
+        choose(own, "zzz", "h/n")
+
+
+def record(outcome: str = "", **more: Any) -> RolledBack:
+    given: dict[str, Any] = {
+        "to": "a",
+        "mark": "1",
+        "left": "b",
+        "wish": wish_key(NOW),
+        "commits": ["c0ffee"],
+        "when": 5.0,
+        "outcome": outcome,
+        **more,
+    }
+    return RolledBack(**given)
+
+
+def test_an_interrupted_one_goes_on_and_a_done_one_is_not_turned_round() -> None:
+    own = history(launch("a", "1"), launch("b", "2"), launch("a2", "1", "starting", verified=0.0))
+    own.rollback = record()
+    assert choose(own, "", "h/n").launch is own.launches[0]
+    own.launches[-1].verdict = "good"
+    own.rollback = record("done")
+    chosen = choose(own, "", "h/n")
+    assert chosen.launch is None and "rolled back to launch a already" in chosen.why
+    assert choose(own, "b", "h/n").launch is own.launches[1]
+    own.rollback = record("failed")
+    assert choose(own, "", "h/n").launch is own.launches[1]
+
+
+# From what.
+
+
+def test_a_recipe_makes_the_same_command_lock_and_weights(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept")
+    mark = fingerprint(OLD, MANIFEST, "no-mtp")
+    key = kept.add(recipe_of(OLD, MANIFEST), OLD.lock_text)
+    assert kept.add(recipe_of(OLD, MANIFEST), OLD.lock_text) == key
+    assert kept.has(key) and not kept.has("") and not kept.has("0" * 64)
+    old = launch("a", mark, variant="no-mtp", recipe=key)
+    recipe, lock_text = made_of(kept, old, "kpro5/qwen")
+    made = then(NOW, recipe, lock_text, old)
+    assert fingerprint(made, recipe.manifest, made.variant_name) == mark
+    assert command(made, server_argv(made)) == command(OLD, server_argv(OLD))
+    assert (made.lock_text, made.playbook.engine.version) == ("torch==2.11.0", "0.5.11")
+    # How it is judged is as now, but it replaces nothing by itself.
+    assert made.playbook.gates.burst == 3 and made.playbook.gates.on_failure == "leave"
+    assert [one.name for one in made.playbook.variants] == ["no-mtp"]
+
+
+def test_a_derived_rung_is_made_again_as_it_was(tmp_path: Path) -> None:
+    want = deployment(serve={"api_key_env": "KEY"})
+    rung = Rung("mtp~mem-0.02", (("mem-fraction-static", 0.86),))
+    mark = rung.fingerprint(want, MANIFEST)
+    old = launch("a", mark, variant=rung.variant, changes=dict(rung.changes))
+    made = as_made(want, recipe_of(want, MANIFEST), want.lock_text, old)
+    assert fingerprint(made, MANIFEST, made.variant_name) == mark
+    job = dataclasses.replace(
+        server_job(want, mark=mark), launch=LaunchNote(rung.variant, changes=rung.changes)
+    )
+    seen = facts(fact(job=job, owners=(owner(),), listening=True))
+    assert StopStep(retry=True).plan(made, seen, state()).state is PlanState.NOTHING
+
+
+def test_nothing_secret_is_kept_and_what_was_changed_is_not_believed(tmp_path: Path) -> None:
+    want = deployment(
+        engine={"index_url": "https://me:secret@x/simple"}, serve={"api_key_env": "K"}
+    )
+    kept = Kept(tmp_path / "kept")
+    key = kept.add(recipe_of(want, MANIFEST), want.lock_text)
+    names = {path.name for path in kept.folder.iterdir()}
+    assert all("secret" not in path.read_text() for path in kept.folder.iterdir())
+    assert names == {f"{key}.json", f"{recipe_of(want, MANIFEST).lock}.lock"}
+    made = as_made(want, *kept.load(key), launch("a", "1"))
+    assert made.playbook.engine.index_url == "https://me:secret@x/simple"
+    assert made.playbook.serve.api_key_env == "K"
+    (kept.folder / f"{recipe_of(want, MANIFEST).lock}.lock").write_text("torch==1.0\n")
+    with pytest.raises(DeployError, match="changed since"):
+        kept.load(key)
+    with pytest.raises(DeployError, match="cannot be read"):
+        kept.load("0" * 64)
+    with pytest.raises(DeployError, match="older version launched it"):
+        made_of(kept, launch("a", "1"), "kpro5/qwen")
+
+
+def test_another_container_and_another_version_are_refused() -> None:
+    recipe = recipe_of(OLD, MANIFEST)
+    with pytest.raises(StepBlocked, match="ran in container 7, and kpro5/qwen is container 129"):
+        then(NOW, recipe.model_copy(update={"vmid": 7}), "", launch("a", "1"))
+    odd = recipe.model_copy(update={"serve": {**recipe.serve, "later": 1}})
+    with pytest.raises(DeployError, match=r"cannot read: serve\.later"):
+        as_made(NOW, odd, "", launch("a", "1"))
+
+
+def test_kept_files_that_no_launch_needs(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept")
+    assert kept.unused([]) == []
+    one = kept.add(recipe_of(OLD, MANIFEST), OLD.lock_text)
+    two = kept.add(recipe_of(NOW, MANIFEST), NOW.lock_text)
+    assert {path.stem for path in kept.unused([one])} == {two, recipe_of(NOW, MANIFEST).lock}
+    assert kept.unused([one, two]) == []
+
+
+def test_a_launch_keeps_its_recipe_and_an_old_record_none() -> None:
+    kept: list[str] = []
+
+    def keep(want: Any, manifest: Manifest) -> str:
+        kept.append(want.id)
+        return "key"
+
+    for again, expected in (("", "key"), ("old-key", "old-key")):
+        own = state()
+        made, _ = context(OLD, own, FakeJobs([Script([])]))
+        made.keep = keep
+        step: Any = LaunchAgain(launch("a", "1", recipe=again)) if again else LaunchStep()
+        step.see(facts(fact()))
+        step.start_rung(made, Rung("no-mtp"), LaunchNote("no-mtp"), "")
+        assert own.launches[-1].recipe == expected
+    assert kept == ["kpro5/qwen"]
+
+
+def test_what_had_failed_before_it_then_is_told_again() -> None:
+    own = state()
+    made, _ = context(OLD, own, FakeJobs([Script([])]))
+    old = launch("a", "1", variant="no-mtp", instead_of={"mtp": "not-enough-memory"})
+    LaunchAgain(old).start_rung(made, Rung("no-mtp"), LaunchNote("no-mtp"), "")
+    assert own.launches[-1].instead_of == {"mtp": "not-enough-memory"}
+
+
+# It stays.
+
+
+def serves(mark: str) -> Facts:
+    return facts(fact(job=server_job(NOW, mark=mark), owners=(owner(),), listening=True))
+
+
+def test_up_and_restart_do_not_undo_it_until_something_changes() -> None:
+    own = state()
+    own.rollback = record("done")
+    for step in (StopStep(), RestartStop()):
+        plan = step.plan(NOW, serves("1"), own)
+        assert plan.state is PlanState.BLOCKED and plan.stands
+        assert "rolled back to launch a at 1970-01-01 00:00:05 UTC" in plan.reason
+        assert "--retry" in plan.fix and "deploy rollback" not in plan.fix
+        dead = step.plan(NOW, facts(fact()), own)
+        assert dead.state is PlanState.BLOCKED
+        assert "`deploy rollback kpro5/qwen a` launches that again" in dead.fix
+    asked: Plan = StopStep(retry=True).plan(NOW, serves("1"), own)
+    assert asked.state is PlanState.CHANGES
+    changed = dataclasses.replace(NOW, lock_text="torch==2.13.0")
+    assert StopStep().plan(changed, serves("1"), own).state is PlanState.CHANGES
+    own.rollback = record()
+    assert "finishes the rollback" in StopStep().plan(NOW, serves("1"), own).fix
+
+
+def test_another_commit_or_a_failure_ends_it() -> None:
+    own = state()
+    own.rollback = record("done")
+    assert rolled_back(own, NOW) is not None
+    own.rollback = record("failed")
+    assert rolled_back(own, NOW) is None
+    own.rollback = record("done", commits=["beef", "f00"])
+    assert rolled_back(own, NOW) is None
+    # Only the commit was gone back: that is what the playbook launches now.
+    own.rollback = record("done", mark=fingerprint(NOW, MANIFEST, "mtp"))
+    assert rolled_back(own, NOW) is None
+    assert StopStep().plan(NOW, facts(fact()), own).state is PlanState.NOTHING
+
+
+# The aim.
+
+
+def aim(tmp_path: Path) -> RollBack:
+    recipe = recipe_of(OLD, MANIFEST)
+    kept = Kept(tmp_path / "kept")
+    kept.add(recipe, OLD.lock_text)
+    old = launch("a", fingerprint(OLD, MANIFEST, "no-mtp"), variant="no-mtp", recipe=recipe.key)
+    return RollBack(NOW, old, recipe, kept, lambda: 77.0)
+
+
+class Runner:
+    """A double of the engine: `serves` is what a look shows after it."""
+
+    def __init__(self, serves: Facts, error: DeployError | None = None) -> None:
+        self.serves, self.error = serves, error
+        self.wants: list[Any] = []
+        self.steps: list[str] = []
+
+    def __call__(self, want: Any, steps: Any) -> Engine:
+        self.wants.append(want)
+        self.steps = [type(step).__name__ for step in steps]
+        return self  # type: ignore[return-value]
+
+    def look(self, reason: str) -> Facts:
+        return self.serves
+
+    def apply(self, outcome: Outcome, facts: Facts, selection: Any) -> Facts:
+        if self.error is not None:
+            raise self.error
+        return self.serves
+
+
+def begun(one: RollBack, own: DeploymentState, mark: str = "bad") -> RolledBack:
+    want = then(one.now, *one.kept.load(one.launch.recipe), one.launch)
+    one.begin(want, own)
+    one.seen(want, own, serves(mark) if mark else facts(fact()))
+    assert own.rollback is not None
+    return own.rollback
+
+
+def test_the_record_says_what_served_and_survives_a_kill(tmp_path: Path) -> None:
+    own = history(launch("a", "1"))
+    own.manifest = NEWER
+    one = aim(tmp_path)
+    told = begun(one, own)
+    assert own.manifest == MANIFEST and told.manifest == NEWER
+    assert (told.to, told.left, told.outcome) == ("a", "20261130-065012-ab12", "")
+    assert told.commits == ["c0ffee", "beef"] and told.wish == wish_key(NOW)
+    # Killed: the old server is stopped, and a new run sees none, or the new one.
+    for mark in ("", told.mark):
+        again = begun(aim(tmp_path), own, mark)
+        assert (again.left, again.manifest) == (told.left, NEWER)
+    one.done(NOW, own)
+    assert own.rollback is not None and own.rollback.outcome == "done"
+
+
+def test_what_served_before_serves_again(tmp_path: Path) -> None:
+    one = aim(tmp_path)
+    key = one.kept.add(recipe_of(NOW, NEWER), NOW.lock_text)
+    former = launch("20261130-065012-ab12", fingerprint(NOW, NEWER, "mtp"), recipe=key)
+    own = history(launch("a", "1"), former)
+    own.manifest = NEWER
+    begun(one, own, former.fingerprint)
+    runner = Runner(serves(former.fingerprint))
+    error = one.failed(NOW, own, GateFailed("gate 'quality' failed", fix="x"), runner)
+    assert (error.exit_code, error.fix) == (5, "x")
+    assert error.what.endswith(
+        "failed; launch 20261130-065012-ab12, which served before, serves on"
+    )
+    assert own.manifest == NEWER and own.rollback is not None and own.rollback.outcome == "failed"
+    assert "VerifyStep" not in runner.steps and "LaunchAgain" in runner.steps
+    assert runner.wants[0].lock_text == NOW.lock_text
+    # Its record lacks what it was made from.
+    former.recipe = ""
+    begun(one, own, former.fingerprint)
+    one.failed(NOW, own, StepFailed("no"), runner)
+    assert runner.steps == ["StopOther", "AsRecorded"]
+
+
+def test_what_cannot_be_brought_back_is_told_and_stays_open(tmp_path: Path) -> None:
+    one, own = aim(tmp_path), history(launch("a", "1"))
+    own.manifest = MANIFEST
+    begun(one, own)
+    error = one.failed(NOW, own, StepFailed("it died"), Runner(facts()))
+    assert "it died; and what served before" in error.what and "not in the state" in error.what
+    assert "`deploy rollback kpro5/qwen a` goes on" in error.fix
+    assert own.rollback is not None and own.rollback.outcome == ""
+    lost = one.failed(NOW, own, Unreachable("dark", fix="look"), Runner(facts()))
+    assert lost.what == "dark" and lost.fix.startswith("look; `deploy rollback")
+    own = history(launch("a", "1"))
+    begun(one, own, "")
+    assert "nothing had served" in one.failed(NOW, own, StepFailed("x"), Runner(facts())).what
+
+
+def test_by_its_recorded_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    former = launch("f", "good", argv=["py", "--port", "1"], env={"A": "1"})
+    step, other = AsRecorded(former), StopOther(former)
+    own = history(former)
+    assert step.plan(NOW, serves("good"), own).state is PlanState.NOTHING
+    assert other.plan(NOW, serves("good"), own).state is PlanState.NOTHING
+    assert other.plan(NOW, serves("bad"), own).state is PlanState.CHANGES
+    plan = step.plan(NOW, facts(fact()), own)
+    assert plan.state is PlanState.CHANGES
+    monkeypatch.setattr(launch_wait, "ask", lambda *words, **more: [READY])
+    clock, jobs = Clock(), FakeJobs([Script(list(UP))])
+    step.now, step.sleep = clock.now, clock.sleep
+    made, _ = context(NOW, own, jobs)
+    step.apply(made, facts(fact()), plan)
+    assert "exec py --port 1" in jobs.started[0]["script"]
+    assert own.launches[-1].fingerprint == "good" and own.launches[-1].recipe == ""
+
+
+def test_no_driver_is_changed() -> None:
+    steps: list[Step] = rollback_steps(launch("a", "1"))
+    assert [step.name for step in steps] == [
+        *("driver", "gpus", "container", "venv", "shards", "stop", "launch", "verify"),
+    ]
+    assert isinstance(steps[0], DriverAsItIs)
+    assert steps[0].plan(NOW, facts(), state()).state is PlanState.NOTHING
+
+
+# What is there.
+
+
+def test_what_of_a_choice_is_on_the_target(tmp_path: Path) -> None:
+    file = ManifestFile(path="a.safetensors", size=7, sha256="s")
+    kept = Kept(tmp_path / "kept")
+    recipe = recipe_of(OLD, MANIFEST.model_copy(update={"files": [file]}))
+    key = kept.add(recipe, OLD.lock_text)
+    old = launch("a", "1", venv="/v.builds/x", recipe=key)
+    line = f'/v.builds/x\t{{"lock": "{recipe.lock}"}}\nodd\n/v.builds/y\tnot json\n'
+    builds = parse_builds(ProbeOutput(0, line.encode(), b""))
+    assert dict(builds.locks) == {"/v.builds/x": recipe.lock}
+    whole = ShardsFact(files={file.path: (7, 1)}, record={file.path: Verified(7, 1, "s", "")})
+    choice = described([old], kept, There(builds, {"/srv/models/tiny": whole}))[0]
+    assert (choice.venv, choice.weights) == ("there", "there")
+    choice = described([old], kept, There(folders={"/srv/models/tiny": ShardsFact()}))[0]
+    assert (choice.venv, choice.weights) == ("is built from its lock", "1 files to fetch (7 bytes)")
+    choice = described([old], kept, There(problem="dark"))[0]
+    assert (choice.venv, choice.weights) == ("not asked", "not asked")
+    choice = described([launch("b", "2")], kept, There())[0]
+    assert (choice.venv, choice.weights) == ("not known", "not known")
+    assert choice.to_dict()["model"] == ""
+    assert "/v.builds/it'\\''s" in builds_probe(["/v.builds/it's"], NOW.guest).script.replace(
+        "'\"'\"'", "'\\''"
+    )
