@@ -223,7 +223,7 @@ def test_no_request_fails_while_the_model_moves(lab: Lab, box: tuple[Project, Ro
     assert across, "a long request was under way at the cut-over, and ended well"
     assert router.workers() == {URLS[DST]: "ready"}
     assert "kpro5/tiny serves tiny-hybrid" in move.named("run_finished")[-1]["summary"]
-    assert lab.guests[SRC].sh("pgrep -f sglang.launch_server").exit != 0
+    assert lab.guests[SRC].sh("pgrep -f [s]glang.launch_server").exit != 0
     assert served(lab, DST) > 20
     chosen = [event["text"] for event in move.named("note") if "comes first" in event["text"]]
     assert chosen and "from kpro6/tiny: " in chosen[0] and "/s; from the Hub: " in chosen[0]
@@ -240,7 +240,7 @@ def test_abort_after_the_end_brings_the_source_back(lab: Lab, box: tuple[Project
     assert client.problems == [], Counter(client.problems).most_common(3)
     assert "kpro6/tiny serves as before" in back.out
     eventually(lambda: router.workers() == {URLS[SRC]: "ready"}, "only kpro6 is left", 30)
-    assert lab.guests[DST].sh("pgrep -f sglang.launch_server").exit != 0
+    assert lab.guests[DST].sh("pgrep -f [s]glang.launch_server").exit != 0
     for host in HOSTS:
         assert lab.hosts[host].sh('ls "$1"', MARK).exit != 0
 
@@ -249,7 +249,7 @@ def test_failed_gates_end_with_5_and_the_source_was_never_touched(
     lab: Lab, box: tuple[Project, Router]
 ) -> None:
     project, router = box
-    before = lab.guests[SRC].sh("pgrep -f sglang.launch_server").out
+    before = lab.guests[SRC].sh("pgrep -f [s]glang.launch_server").out
     lab.fault("server-degenerate", host=DST)
     try:
         failed = project.deploy("migrate", SRC, DST, "--yes")
@@ -257,10 +257,10 @@ def test_failed_gates_end_with_5_and_the_source_was_never_touched(
         lab.fault("server-degenerate", on=False, host=DST)
     assert failed.exit == 5, failed.err
     assert "was not touched and serves" in failed.err
-    assert lab.guests[SRC].sh("pgrep -f sglang.launch_server").out == before
+    assert lab.guests[SRC].sh("pgrep -f [s]glang.launch_server").out == before
     assert router.workers() == {URLS[SRC]: "ready"}
     project.deploy("migrate", SRC, DST, "--abort", "--yes").ok()
-    assert lab.guests[DST].sh("pgrep -f sglang.launch_server").exit != 0
+    assert lab.guests[DST].sh("pgrep -f [s]glang.launch_server").exit != 0
 
 
 POINTS: list[tuple[str, Callable[[Event], bool]]] = [
@@ -285,4 +285,4 @@ def test_killed_then_the_same_command_then_back(
         project.deploy("migrate", SRC, DST, "--abort", "--yes").ok()
         eventually(lambda: router.workers() == {URLS[SRC]: "ready"}, "back", 30)
     assert client.problems == [], Counter(client.problems).most_common(3)
-    assert lab.guests[DST].sh("pgrep -f sglang.launch_server").exit != 0
+    assert lab.guests[DST].sh("pgrep -f [s]glang.launch_server").exit != 0
