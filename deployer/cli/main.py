@@ -16,6 +16,7 @@ import click
 from deployer import __version__
 
 COMMANDS = {
+    "init": "Look at a machine that no inventory names, and write its inventory file.",
     "up": "Bring hosts or deployments to a proven endpoint.",
     "plan": "Show what `up` would do; change nothing.",
     "verify": "Run the gates again on a running server.",

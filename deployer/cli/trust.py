@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import click
 
+from deployer import names
 from deployer.catalog import Catalog
 from deployer.cli.ask import agreed
+from deployer.cli.direct import Way, direct, retold, ssh_of
 from deployer.cli.options import Options, common
 from deployer.errors import Unreachable, UsageError
 from deployer.inventory import Ssh
@@ -19,22 +22,46 @@ from deployer.remote.trust import Offered, fetch, record, seen_by_host
 
 @click.command("trust")
 @click.argument("words", nargs=-1, required=True, metavar="HOST...")
+@direct
 @common
-def command(options: Options, words: tuple[str, ...]) -> int:
+def command(options: Options, words: tuple[str, ...], way: Way) -> int:
     """Record a host's SSH key after you have compared its fingerprint.
 
     Shows the key that the host (and each of its containers with an SSH of its own) offers now, and
     asks. `--yes` records it unseen: only sensible where nobody can stand in between. A key that
     *changed* is never replaced: remove the old line yourself, once you know why. What a container
     offers is compared with what its host reads in it, where the host can be asked.
+
+    USER@HOST is a machine that no inventory names yet; --port and the like are for it.
     """
+    direct_words = [word for word in words if "@" in word]
+    for word in direct_words:
+        _direct(word, way, options)
+    named = [word for word in words if word not in direct_words]
+    if not named:
+        return 0
+    if way.given:
+        raise UsageError(
+            f"how {names.listed(named)} is reached stands in the inventory",
+            fix="leave out --port, --identity-file, --known-hosts and --gateway",
+        )
     catalog = Catalog.load(options.inventory)
-    for word in words:
+    for word in named:
         for name, ssh, vmid in _machines(catalog, word):
             inside = partial(_inside, catalog, word, vmid, options) if vmid is not None else None
             while not _recorded(fetch(name, ssh, options.inventory), options, inside):
                 continue
     return 0
+
+
+def _direct(word: str, way: Way, options: Options) -> None:
+    """Of a machine that no inventory names."""
+    ssh = ssh_of(word, way)
+    try:
+        while not _recorded(fetch(word, ssh, Path.cwd()), options):
+            continue
+    except Unreachable as error:
+        raise retold(error, word, way) from error
 
 
 def _inside(catalog: Catalog, word: str, vmid: int, options: Options) -> tuple[HostKey, ...]:
