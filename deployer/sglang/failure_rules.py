@@ -85,8 +85,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "quantization-unsupported",
         r"Error: (?:Unknown|Invalid) quantization method",
-        "this engine.version has no such quantization: another serve.args quantization (the model's "
-        "config names its own), or another engine.version",
+        "this engine.version has no such quantization: another serve.args quantization (the "
+        "model's config names its own), or another engine.version",
         last=True,
     ),
     _rule(
@@ -99,7 +99,8 @@ RULES: tuple[Rule, ...] = (
         "unknown-model-type",
         r"does not recognize this architecture|Model architectures .* are not supported"
         r"|has no SG[Ll]ang implementation|Error: .*[Uu]nknown (?:RoPE scaling|rope)[ _]?type"
-        r"|Error: `rope_(?:scaling|parameters)` must be|is not supported for model \S+ or model type",
+        r"|Error: `rope_(?:scaling|parameters)` must be"
+        r"|is not supported for model \S+ or model type",
         "this engine does not know the model: choose a newer engine.version with its lock",
     ),
     _rule(
@@ -126,13 +127,15 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "hub-refused",
         r"401 Client Error|403 Client Error|GatedRepoError|[Cc]annot access gated repo"
-        r"|429 Client Error|trying to access a gated repo|Invalid user token|RepositoryNotFoundError",
+        r"|429 Client Error|trying to access a gated repo|Invalid user token"
+        r"|RepositoryNotFoundError",
         "the Hub refused (a token that is missing or may not): model.path must be a local folder",
         passing=True,
     ),
     _rule(
         "proxy",
-        r"Error: .*(?:127\.0\.0\.1|localhost|0\.0\.0\.0).*(?:ProxyError|[Uu]nable to connect to proxy)",
+        r"Error: .*(?:127\.0\.0\.1|localhost|0\.0\.0\.0).*(?:ProxyError"
+        r"|[Uu]nable to connect to proxy)",
         "the server's own first request went to a proxy: serve.env NO_PROXY: 127.0.0.1,localhost",
         last=True,
     ),
@@ -176,7 +179,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "hub-unreachable",
         r"We couldn't connect to 'https?://|Temporary failure in name resolution"
-        r"|Error: .*host='[\w.-]*(?:huggingface\.co|hf-mirror|modelscope)[\w.-]*'.*Max retries exceeded",
+        r"|Error: .*host='[\w.-]*(?:huggingface\.co|hf-mirror"
+        r"|modelscope)[\w.-]*'.*Max retries exceeded",
         "the server tried to reach the Hub: model.path must be a complete local folder",
         passing=True,
     ),
@@ -331,7 +335,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "host-out-of-memory",
-        r"^(?:\[[^\]]*\] )?MemoryError\b|Error: Not enough host memory|std::bad_alloc|Cannot allocate memory"
+        r"^(?:\[[^\]]*\] )?MemoryError\b|Error: Not enough host memory|std::bad_alloc"
+        r"|Cannot allocate memory"
         r"|can't allocate memory"
         r"|[Oo]ut of memory: Killed process|oom-kill",
         "the target's own memory (not the GPU's) is full: raise the container's memory",
@@ -355,7 +360,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "system-library-missing",
-        r"(?:ImportError|OSError): (?:- )?lib(?:numa|ibverbs|rdmacm|GL|glib-2\.0|gomp|sndfile|X\w+|SM|ICE)\b"
+        r"(?:ImportError|OSError): (?:- )?lib(?:numa|ibverbs|rdmacm|GL|glib-2\.0|gomp|sndfile"
+        r"|X\w+|SM|ICE)\b"
         r"[^:]*: cannot open shared object file",
         "a library of the distribution is missing in the target: install its package (libnuma.so.1 "
         "is in libnuma1)",
@@ -373,7 +379,8 @@ RULES: tuple[Rule, ...] = (
         "compiler-missing",
         r"nvcc: not found|ninja: not found|Could not find (?:nvcc|CUDA installation)"
         r"|CUDA_HOME .*not set|Failed to find C compiler|(?:gcc|g\+\+|c\+\+): not found"
-        r"|fatal error: [\w./-]+\.(?:h|cuh|hpp): No such file|cannot find -l(?:cuda|cudart|nvrtc)\b",
+        r"|fatal error: [\w./-]+\.(?:h|cuh|hpp): No such file|cannot find -l(?:cuda|cudart"
+        r"|nvrtc)\b",
         "this engine compiles kernels at the first start: install nvcc (CUDA toolkit) and ninja",
         passing=True,
     ),
@@ -387,7 +394,8 @@ RULES: tuple[Rule, ...] = (
     ),
     _rule(
         "cuda-fault",
-        r"(?:CUDA [Ee]rror: |with error )(?:an illegal memory access|device-side assert|unspecified launch failure"
+        r"(?:CUDA [Ee]rror: |with error )(?:an illegal memory access|device-side assert"
+        r"|unspecified launch failure"
         r"|misaligned address|invalid argument|launch failed|operation not permitted)",
         "a GPU kernel failed; try the next variant, without speculation",
         next_variant=True,
@@ -442,7 +450,8 @@ RULES: tuple[Rule, ...] = (
     _rule(
         "python-module-missing",
         r"^(?:- )?(?:\[[^\]]*\] )?"
-        r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*(?:requires?\b|[Pp]lease install))"
+        r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*(?:requires?\b"
+        r"|[Pp]lease install))"
         r"|\w+: .* is installed with version .* minimum required"
         r"|\w+: .* with minimum required version .* is not installed)"
         r"|CuDNN Compatibility Issue Detected",
