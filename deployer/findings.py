@@ -195,9 +195,6 @@ def _server(want: Deployment, facts: Facts) -> Iterable[tuple[str, str, str]]:
         return
     if server.problem:
         yield "launch", server.problem, ""
-    if server.job is not None and server.job.stuck:
-        pids = ", ".join(map(str, server.job.stuck))
-        yield "stop", f"in D state, no signal ends them: pid {pids}", "reboot the host"
     adopts = want.playbook.stop.old_server == "adopt"
     for owner in server.strangers:
         if adopts and owner.is_server:

@@ -122,7 +122,7 @@ class ServerJob:
     members: tuple[int, ...]
     """Running processes of its session."""
     stuck: tuple[int, ...]
-    """Those in D state: only a reboot of the host ends them."""
+    """Those in D state. Of a launch that is dead, only a reboot of the host ends them."""
 
 
 @dataclass(frozen=True)

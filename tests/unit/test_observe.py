@@ -26,6 +26,7 @@ from deployer.steps.server_facts import PortOwner, ServerFact, ServerJob
 from deployer.steps.server_wanted import LaunchNote
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards_facts import ShardsFact, Verified
+from deployer.steps.stop import StopStep
 from deployer.steps.venv_facts import ComputeFact
 from tests.unit.hoststeps import SHELLS, A, B, deployment, facts, output, run_script
 
@@ -262,13 +263,12 @@ def test_what_a_plan_says_is_not_said_again() -> None:
 
 
 def test_warnings_inside_facts() -> None:
-    stuck = dataclasses.replace(job(), stuck=(70,))
     ones = found(
         facts(
             HostSmi(15, "GPU is lost"),
             CudaProof(999, "CUDA_ERROR_UNKNOWN"),
             ComputeFact(problem="nvidia-smi hangs in the guest"),
-            ServerFact(job=stuck, owners=(STRANGER,)),
+            ServerFact(job=job(), owners=(STRANGER,)),
             ServingFact(LAUNCH, "good", 5.0, {}, "it does not own its port"),
             ContainerFacts(timed_out=True),
             silent="",
@@ -279,13 +279,21 @@ def test_warnings_inside_facts() -> None:
         "fallen off the bus",
         "999",
         "nvidia-smi hangs",
-        "D state",
         "held by pid 26",
         "passed its gates, but now",
         "ContainerFacts",
     ):
         assert part in text
     assert {one.level for one in ones} == {Level.WARNING}
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_state_d_is_told_of_a_dead_launch_only_and_once(alive: bool) -> None:
+    """So looks a process too that reads its weights."""
+    stuck = dataclasses.replace(job(), alive=alive, stuck=(70,))
+    ones = found(facts(ServerFact(job=stuck)), StopStep())
+    told = [one.level for one in ones if "D state" in one.what]
+    assert told == ([] if alive else [Level.BLOCKED])
 
 
 def test_a_silent_guest_is_a_warning() -> None:
