@@ -29,6 +29,7 @@ from deployer.sglang.fit import (
 )
 from deployer.sglang.modelconfig import ConfigNotUnderstood, parse_config
 from deployer.sglang.modelshape import ModelShape
+from deployer.sglang.mtphead import has_head, headless
 from deployer.sglang.resolved import engine_of
 from deployer.sglang.serveflags import ServeFlags
 from deployer.steps.venv_build import lock_pins
@@ -106,7 +107,7 @@ def command(
     path, playbook = _playbook(options, name)
     chosen, args = _arguments(playbook, variant, path)
     flags = _flags(args, path)
-    shape, source = _shape(playbook, config_file)
+    shape, source, config_text = _shape(playbook, config_file)
     notes = [f"config.json: {source}"]
     used_mib = 0
     seen: Seen | None = None
@@ -141,7 +142,10 @@ def command(
         variant=chosen,
         machine=machine,
         fit=fit,
-        problems=tuple(_problems(path, playbook, args, shape, seen)),
+        problems=(
+            *_problems(path, playbook, args, shape, seen),
+            *headless(args, has_head(config_text, None)),
+        ),
         others=alternatives(machine, args, fit),
         most_full=most_full_requests(machine, fit),
         assumed=tuple(assumed),
@@ -236,8 +240,8 @@ def _flags(args: Mapping[str, ArgValue], path: Path) -> ServeFlags:
         ) from error
 
 
-def _shape(playbook: Playbook, given: Path | None) -> tuple[ModelShape, str]:
-    """The model's shape, and where its config came from."""
+def _shape(playbook: Playbook, given: Path | None) -> tuple[ModelShape, str, str]:
+    """The model's shape, where its config came from, and the config."""
     path = given or _cached(playbook)
     if path is None:
         model, endpoint = playbook.model, playbook.download.endpoint.rstrip("/")
@@ -247,7 +251,8 @@ def _shape(playbook: Playbook, given: Path | None) -> tuple[ModelShape, str]:
             fix=f"curl -fLo config.json {shlex.quote(address)}, then --config config.json",
         )
     try:
-        return parse_config(read_text(path, MAX_CONFIG_BYTES)), shown(path)
+        text = read_text(path, MAX_CONFIG_BYTES)
+        return parse_config(text), shown(path), text
     except ConfigNotUnderstood as error:
         raise UsageError(
             str(error), where=shown(path), fix="this model cannot be planned; nothing is guessed"

@@ -256,6 +256,9 @@ def _launch(one: Mapping[str, Any]) -> str:
 
 def _verdict(one: Mapping[str, Any]) -> str:
     text = one["verdict"] or "not judged yet"
+    if one["verdict"] and one["state"] != "stopped" and one["pid"] is None:
+        # Of what it served while it lived.
+        text = f"was {text} while it ran"
     if one.get("degraded"):
         text += f", {one['degraded']}"
     if one["verified"]:

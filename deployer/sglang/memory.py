@@ -19,8 +19,8 @@ from deployer.sglang.resolved import Engine, Refusal, Resolved
 from deployer.sglang.serveflags import ServeFlags
 
 GIB = 1 << 30
-VISION_RESERVE_GIB = 100 / 1024
-"""0.5.18 and newer keep SGLANG_VLM_CACHE_SIZE_MB (100) out of the pools of a vision model."""
+EVICTION_INTERVAL = 128
+"""SGLANG_SWA_EVICTION_INTERVAL: tokens that a window layer keeps beyond its window."""
 NOT_ENOUGH = "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."
 MORE_MEMORY = "raise mem-fraction-static, free the GPU, or use more GPUs"
 
@@ -61,8 +61,7 @@ def size(
     engine = resolved.engine
     slack = before * (1 - resolved.mem_fraction)
     rest = after - slack
-    if engine >= Engine.V0_5_18 and shape.multimodal:
-        rest -= VISION_RESERVE_GIB
+    rest -= resolved.vision_mib / 1024
     slots: int | None = None
     slot_bytes: int | None = None
     states = intermediate = 0.0
@@ -83,11 +82,18 @@ def size(
     if flags.max_total_tokens is not None:
         tokens = min(profiled, flags.max_total_tokens)
     tokens = _aligned(tokens, resolved)
+    capped = _window_cap(shape, resolved, flags)
+    if capped is not None:
+        tokens = _beside_cap(shape, resolved, flags, available, capped)
     if tokens <= 0:
         raise Refusal(_not_enough(resolved), "pool sizing", MORE_MEMORY)
     pool = tokens * cell
     window_tokens: int | None = None
-    if shape.window is not None and not flags.one_pool:
+    if capped is not None and shape.window is not None:
+        window_tokens = capped
+        pool = tokens * shape.kv_token_bytes(resolved.tp, resolved.kv_bytes)
+        pool += capped * shape.window.token_bytes(resolved.tp, resolved.kv_bytes)
+    elif shape.window is not None and not flags.one_pool:
         tokens, window_tokens = _two_pools(shape, resolved, flags, tokens, cell)
     context = flags.context_length or shape.context
     running = _max_running(resolved, context, tokens, profiled)
@@ -152,6 +158,46 @@ def _two_pools(
         full = int(tokens * cell / (own + _window_ratio(flags) * window))
     share = int(full * _window_ratio(flags))
     return _aligned(full, resolved), _aligned(share, resolved)
+
+
+def _window_cap(shape: ModelShape, resolved: Resolved, flags: ServeFlags) -> int | None:
+    """Tokens of the window pool where it is sized by what the asked requests can hold at most.
+
+    SWAChunkCapPoolConfigurator since 0.5.14 (SWARequestCapPoolConfigurator in 0.5.23): without the
+    radix cache and with max-running-requests. None: the pools are divided by their ratio.
+    """
+    window, engine = shape.window, resolved.engine
+    if window is None or flags.one_pool or not shape.full_layers or not window.span:
+        return None
+    if engine < Engine.V0_5_14 or resolved.radix or flags.max_running is None:
+        return None
+    if shape.architecture.startswith("Llama4") and engine >= Engine.V0_5_18:
+        # Its chunks of attention count as no window there.
+        return None
+    if resolved.speculative is not None:
+        raise Refusal(
+            "the window pool of a draft without the radix cache is not covered by this arithmetic",
+            "deploy fit",
+            "leave out disable-radix-cache, or trust the server's own figures",
+        )
+    page = resolved.page_size
+    each = window.span + EVICTION_INTERVAL + page + page
+    chunks = 2 if resolved.overlap else 1
+    cap = each * max(1, flags.max_running) + chunks * resolved.chunked_prefill + page
+    return -(-cap // page) * page
+
+
+def _beside_cap(
+    shape: ModelShape, resolved: Resolved, flags: ServeFlags, available: int, capped: int
+) -> int:
+    """Tokens of the full layers in what a capped window pool leaves."""
+    if shape.window is None:
+        return 0
+    rest = available - capped * shape.window.token_bytes(resolved.tp, resolved.kv_bytes)
+    tokens = int(rest // shape.kv_token_bytes(resolved.tp, resolved.kv_bytes))
+    if flags.max_total_tokens is not None:
+        tokens = min(tokens, flags.max_total_tokens)
+    return _aligned(tokens, resolved)
 
 
 def _has_head_dim(shape: ModelShape, resolved: Resolved) -> None:

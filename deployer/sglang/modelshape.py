@@ -67,6 +67,8 @@ class Window:
     kv_heads: int
     head_dim: int
     v_head_dim: int
+    span: int = 0
+    """Tokens that a layer looks back; 0: not known."""
 
     def token_bytes(self, tp: int, kv_bytes: int) -> int:
         """KV bytes of one token of this pool on one GPU."""

@@ -39,4 +39,5 @@ def window_layers(architecture: str, text: Config, layers: int) -> Window | None
     if kv_heads is None:
         kv_heads = text.get("num_key_value_heads") or text.get("num_attention_groups") or heads
     own = int(text.get("swa_head_dim") or size)
-    return Window(count, int(kv_heads), own, int(text.get("swa_v_head_dim") or own))
+    span = int(text.get("sliding_window") or text.get("attention_chunk_size") or 0)
+    return Window(count, int(kv_heads), own, int(text.get("swa_v_head_dim") or own), span)

@@ -33,6 +33,10 @@ PREFILL_GRAPH_VISION = frozenset(
 """Vision models that keep the captured prefill in 0.5.23."""
 
 
+HOPPER_VISION = frozenset({"qwen3_vl", "qwen3_vl_moe"})
+"""arg_groups/model_overrides/qwen3_vl.py of 0.5.20 and 0.5.23."""
+
+
 class Engine(IntEnum):
     """Versions whose arithmetic was read; each stands for itself and those up to the next."""
 
@@ -82,6 +86,8 @@ class Resolved:
     conv_bytes: int
     ssm_dtype: str | None
     page_size: int
+    vision_mib: int
+    """What is kept out of the pools for a vision model's caches."""
     changes: tuple[str, ...]
     """What SGLang does by itself, in words."""
 
@@ -153,8 +159,25 @@ def resolve(
         conv_bytes=DTYPE_BYTES.get(env.get("SGLANG_MAMBA_CONV_DTYPE", "bfloat16"), 2),
         ssm_dtype=_ssm_dtype(flags, env),
         page_size=page,
+        vision_mib=_vision_mib(engine, shape, flags, gpu_mib, capability),
         changes=tuple(changes),
     )
+
+
+def _vision_mib(
+    engine: Engine,
+    shape: ModelShape,
+    flags: ServeFlags,
+    gpu_mib: int,
+    capability: tuple[int, int] | None,
+) -> int:
+    """SGLANG_VLM_CACHE_SIZE_MB, or on a large Hopper GPU the feature cache of Qwen3-VL instead."""
+    if engine < Engine.V0_5_18 or not shape.multimodal:
+        return 0
+    hopper = capability is not None and capability[0] == 9 and gpu_mib >= 60 * 1024
+    if engine >= Engine.V0_5_20 and hopper and shape.model_type in HOPPER_VISION:
+        return 3072 if (flags.max_running or 0) >= 400 else 1024
+    return 100
 
 
 def _check_context(shape: ModelShape, flags: ServeFlags, env: Mapping[str, str]) -> None:

@@ -50,7 +50,10 @@ class Outlook:
             text += f", {pools.slots} state slots"
         text += f", {pools.slack:.1f} GiB slack a GPU"
         if self.fit.slack_short > 0:
-            text += f" ({self.fit.slack_short:.1f} GiB too little: lower mem-fraction-static)"
+            text += (
+                f"; what SGLang takes from that slack later needs {self.fit.slack_short:.1f} GiB "
+                "more by this estimate: lower mem-fraction-static if the capture runs out of memory"
+            )
         return text
 
     @property

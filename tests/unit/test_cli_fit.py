@@ -121,6 +121,15 @@ def test_other_versions_and_variants(inventory: Path, config: Path) -> None:
     assert oldest["exit_code"] == 1
 
 
+def test_a_checkpoint_without_a_head_is_not_to_draft_with_it(inventory: Path, config: Path) -> None:
+    data = json.loads(config.read_text())
+    data["text_config"]["mtp_num_hidden_layers"] = 0
+    config.write_text(json.dumps(data))
+    done = fit(inventory, "qwen3.6-27b", "--config", str(config), *MEASURED)
+    assert done.return_value == 1
+    assert "no MTP head" in done.stdout
+
+
 def test_not_enough_memory(inventory: Path, config: Path) -> None:
     words = ("--gpu-mib", "49140", "--free-gib", "28")
     document = fit_json(inventory, "qwen3.6-27b", "--config", str(config), *words)

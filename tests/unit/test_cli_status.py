@@ -221,3 +221,18 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_figures_have_no_exponent() -> None:
     assert [number(one) for one in (57809833.0, 568.61, 2.0)] == ["57809833", "568.6", "2"]
+
+
+@pytest.mark.parametrize(
+    ("state", "pid", "words"),
+    [
+        ("serving", 70, "good"),
+        ("stopped", None, "good"),
+        ("dead", None, "was good while it ran"),
+    ],
+)
+def test_a_verdict_on_what_has_ended_is_told_in_the_past(
+    state: str, pid: int | None, words: str
+) -> None:
+    one = {"verdict": "good", "state": state, "pid": pid, "verified": None, "figures": {}}
+    assert module._verdict(one) == words
