@@ -1,17 +1,17 @@
-"""Fifty deployed hosts: a no-op `up --all` and `status --all` beside xargs ssh, pyinfra, ansible.
+"""Fifty hosts: `up --all` with nothing to do and `status --all` beside xargs ssh, pyinfra, ansible.
 
-    .venv/bin/python tests/bench/many.py [--hosts 50] [--rounds 3] [--servers] [--write] [--keep]
+    .venv/bin/python tests/bench/many.py [--hosts 50] [--rounds 3] [--lab] [--write] [--keep]
 
-Needs Docker and the lab's images (`sh docker/lab.sh build`, or setup), and root. The targets are
-containers of one image, each a host of the lab with a guest inside: two sshds and a
-/var/lib/deployer of its own. The image is made by deploying once. With --servers, `up --all`
-starts a server on each, which takes two cores a good while; without, `up` is measured with `--only
-shards`: the same probes and plans of all steps, of which one may act. What is measured has nothing
-to do.
+Needs root. Without --lab the targets are sshd processes on loopback, each in a mount namespace with
+a /var/lib/deployer of its own; nothing is deployed there, so what is measured is `plan`: the look
+and the decisions of all steps, as of an `up` with nothing to do. With --lab they are containers of
+one image (Docker, `sh docker/lab.sh setup`), each a deployed host with a guest and two sshds of its
+own, and it is `up --only shards`; --servers starts a server on each too, and it is all of `up`.
+Fifty of these want more than two cores.
 
-All contenders run the same two probe texts, one on each host and one on each guest, over new
-connections. `up` and `status` also parse, compare and decide. Wall time belongs to the targets as
-well, which run on the same machine; CPU and memory are the contender's alone, with its children.
+All contenders run the same probe texts over new connections, so many targets at once (--at-once).
+`plan`, `up` and `status` also parse, compare and decide. Wall time belongs to the targets as well,
+which run on the same machine; CPU and memory are the contender's alone, with its children.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(ROOT / "tests" / "container"))
 
 from converge import BUILD, PEERS, peers  # noqa: E402
+from fleetlab import fleet  # noqa: E402
 from measure import Cost, cost  # noqa: E402
 from results import keep  # noqa: E402
 
@@ -47,7 +49,7 @@ from deployer.steps.order import all_steps  # noqa: E402
 
 NETWORK = "deployer-many"
 IMAGE = "deployer-many-host"
-BASELINE = "xargs -P 50 ssh sh -s"
+BASELINE = "xargs -P ssh sh -s"
 OPTIONS = [
     *("--cap-add=SYS_ADMIN", "--cap-add=SYS_PTRACE", "--cap-add=MKNOD"),
     *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
@@ -109,11 +111,14 @@ class World:
         lab = ROOT / "docker" / "playbooks"
         (folder / "playbooks/locks/lab.txt").write_text((lab / "locks/lab.txt").read_text())
         self.book = yaml.safe_load((lab / "tiny-hybrid.yaml").read_text())
-        self.addresses: dict[str, str] = {}
+        self.pairs: list[tuple[Where, str, int]] = []
+        """What part of the probes goes to which address and port."""
+        self.user_key = BUILD / "id_ed25519"
 
     def write(self, addresses: dict[str, str], hub: str) -> None:
         """Everything, for these hosts."""
-        self.addresses = addresses
+        for address in addresses.values():
+            self.pairs += [(Where.HOST, address, 22), (Where.GUEST, address, 2222)]
         self.book["download"]["endpoint"] = f"http://{hub}:8900"
         self.book["gates"] = GATES
         self.book["serve"]["ready_timeout_s"] = 600
@@ -196,6 +201,18 @@ def targets(world: World, count: int, *, kept: bool, up: Sequence[str]) -> Itera
             docker("rmi", "-f", IMAGE, check=False)
 
 
+@contextmanager
+def sshds(world: World, count: int) -> Iterator[None]:
+    """So many sshd processes on loopback, nothing deployed."""
+    with fleet(world.folder / "fleet") as made:
+        made.start([f"h{number:02}" for number in range(1, count + 1)])
+        made.write()
+        world.inventory, world.user_key = made.inventory, made.user_key
+        (world.folder / "known_hosts").write_text((made.folder / "known_hosts").read_text())
+        world.pairs = [(Where.HOST, "127.0.0.1", one.port) for one in made.targets.values()]
+        yield
+
+
 def texts(world: World) -> dict[Where, str]:
     """What `up` asks a host and a guest, as two scripts."""
     want, *_ = Catalog.load(world.inventory).select([], True)
@@ -206,50 +223,55 @@ def texts(world: World) -> dict[Where, str]:
     }
 
 
-def contenders(world: World, up: Sequence[str]) -> dict[str, Callable[[], Cost]]:
+def contenders(world: World, up: Sequence[str], at_once: int) -> dict[str, Callable[[], Cost]]:
     """Each name and one run of it."""
     folder, scripts = world.folder, texts(world)
     for where, text in scripts.items():
         (folder / f"{where.value}.sh").write_text(text)
-    ports = {Where.HOST: 22, Where.GUEST: 2222}
-    pairs = [(where, a) for a in world.addresses.values() for where in Where]
-    options = f"-F none -T -i {BUILD / 'id_ed25519'} -o BatchMode=yes -o UserKnownHostsFile="
+    options = f"-F none -T -i {world.user_key} -o BatchMode=yes -o UserKnownHostsFile="
     options += f"{folder / 'known_hosts'} -o StrictHostKeyChecking=yes"
     (folder / "ssh.list").write_text(
-        "".join(f"{ports[where]} {address} {where.value}.sh\n" for where, address in pairs)
+        "".join(f"{port} {address} {where.value}.sh\n" for where, address, port in world.pairs)
     )
-    one = f'ssh {options} "$3" -p "$0" "root@$1" sh -s <"$2" >/dev/null'
-    xargs = 'xargs -P 50 -L 1 sh -c "$1" <ssh.list'
-    shell = ["sh", "-c", xargs, "sh", one.replace('"$3" ', "")]
-    quick = ["sh", "-c", xargs, "sh", one.replace('"$3"', "-o KexAlgorithms=curve25519-sha256")]
+    one = f'ssh {options} -p "$0" "root@$1" sh -s <"$2" >/dev/null'
+    quick = one.replace("ssh ", "ssh -o KexAlgorithms=curve25519-sha256 ", 1)
+    hosts = max(1, at_once // max(1, len({where for where, _, _ in world.pairs})))
+
+    def xargs(each: str) -> Callable[[], Cost]:
+        argv = ["sh", "-c", f'xargs -P {at_once} -L 1 sh -c "$1" <ssh.list', "sh", each]
+        return lambda: cost(argv, cwd=folder)
+
+    def ours(*words: str) -> Callable[[], Cost]:
+        argv = world.deploy(*words, "--parallel", str(hosts))
+        return lambda: cost(argv, env=environ())
+
     return {
-        f"deploy {' '.join(up)}": lambda: cost(world.deploy(*up), env=environ()),
-        "deploy status --all": lambda: cost(world.deploy("status", "--all"), env=environ()),
-        BASELINE: lambda: cost(shell, cwd=folder),
-        f"{BASELINE}, curve25519": lambda: cost(quick, cwd=folder),
-        "pyinfra, the text as one operation": pyinfra(folder, pairs, ports),
-        "ansible-core -f 50, script module": ansible(folder, pairs, ports),
+        f"deploy {' '.join(up)}": ours(*up),
+        "deploy status --all": ours("status", "--all"),
+        BASELINE: xargs(one),
+        f"{BASELINE}, curve25519": xargs(quick),
+        "pyinfra, the text as one operation": pyinfra(world, at_once),
+        "ansible-core, script module": ansible(world, at_once),
     }
 
 
-def pyinfra(
-    folder: Path, pairs: Sequence[tuple[Where, str]], ports: dict[Where, int]
-) -> Callable[[], Cost]:
+def pyinfra(world: World, at_once: int) -> Callable[[], Cost]:
     """All targets in one run; the text is the operation's one command."""
+    folder = world.folder
     hosts = [
         (
-            f"{address}-{where.value}",
+            f"{address}-{port}",
             {
                 "ssh_hostname": address,
-                "ssh_port": ports[where],
+                "ssh_port": port,
                 "ssh_user": "root",
-                "ssh_key": str(BUILD / "id_ed25519"),
+                "ssh_key": str(world.user_key),
                 "ssh_known_hosts_file": str(folder / "known_hosts"),
                 "ssh_strict_host_key_checking": "yes",
                 "part": where.value,
             },
         )
-        for where, address in pairs
+        for where, address, port in world.pairs
     ]
     (folder / "hosts.py").write_text(f"hosts = {hosts!r}\n")
     (folder / "ops.py").write_text(
@@ -257,20 +279,20 @@ def pyinfra(
         "from pyinfra.operations import server\n"
         "server.shell(commands=[Path(host.data.part + '.sh').read_text()])\n"
     )
-    argv = [str(PEERS / "bin/pyinfra"), "-y", "hosts.py", "ops.py"]
+    argv = [str(PEERS / "bin/pyinfra"), "-y", f"--parallel={at_once}"]
+    argv += ["hosts.py", "ops.py"]
     return lambda: cost(argv, cwd=folder)
 
 
-def ansible(
-    folder: Path, pairs: Sequence[tuple[Where, str]], ports: dict[Where, int]
-) -> Callable[[], Cost]:
+def ansible(world: World, at_once: int) -> Callable[[], Cost]:
     """All targets in one run; `script` copies the text and runs it."""
+    folder = world.folder
     lines = [
-        f"{where.value}-{address} ansible_host={address} ansible_port={ports[where]} "
-        f"ansible_user=root ansible_ssh_private_key_file={BUILD / 'id_ed25519'} "
+        f"{address}-{port} ansible_host={address} ansible_port={port} "
+        f"ansible_user=root ansible_ssh_private_key_file={world.user_key} "
         f"ansible_ssh_common_args='-o UserKnownHostsFile={folder / 'known_hosts'}' "
         f"ansible_python_interpreter=/usr/bin/python3 part={where.value}\n"
-        for where, address in pairs
+        for where, address, port in world.pairs
     ]
     (folder / "hosts.ini").write_text("".join(lines))
     (folder / "tasks.yml").write_text(
@@ -283,7 +305,7 @@ def ansible(
         # A new connection each round, as for the others.
         "ANSIBLE_SSH_ARGS": "-C -o ControlMaster=no -o ControlPath=none",
     }
-    argv = [str(PEERS / "bin/ansible-playbook"), "-f", "50", "-i", "hosts.ini", "tasks.yml"]
+    argv = [str(PEERS / "bin/ansible-playbook"), "-f", str(at_once), "-i", "hosts.ini", "tasks.yml"]
     return lambda: cost(argv, cwd=folder, env=env)
 
 
@@ -315,6 +337,8 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--write", action="store_true", help="keep the result in RESULTS.md")
+    parser.add_argument("--at-once", type=int, default=20, help="targets; for all contenders")
+    parser.add_argument("--lab", action="store_true", help="deployed containers, not bare sshds")
     parser.add_argument("--servers", action="store_true", help="a running server on each host")
     parser.add_argument("--keep", action="store_true", help="leave the targets running")
     chosen = parser.parse_args()
@@ -323,9 +347,13 @@ def main() -> None:
         compileall.compile_dir(folder, quiet=2, workers=0)
     with tempfile.TemporaryDirectory(prefix="many-") as name:
         world = World(Path(name))
-        up = ["up", "--all", "--yes", *([] if chosen.servers else ["--only", "shards"])]
-        with targets(world, chosen.hosts, kept=chosen.keep, up=up):
-            runs = contenders(world, up)
+        up = ["plan", "--all"]
+        places = sshds(world, chosen.hosts)
+        if chosen.lab or chosen.servers:
+            up = ["up", "--all", "--yes", *([] if chosen.servers else ["--only", "shards"])]
+            places = targets(world, chosen.hosts, kept=chosen.keep, up=up)
+        with places:
+            runs = contenders(world, up, chosen.at_once)
             measured: dict[str, list[Cost]] = {label: [] for label in runs}
             load = os.getloadavg()[0]
             for number in range(chosen.rounds):
@@ -342,14 +370,14 @@ def main() -> None:
             )  # fmt: skip
     print("\n".join(lines))
     if chosen.write:
-        servers = " --servers" if chosen.servers else ""
-        command = f"`.venv/bin/python tests/bench/many.py --hosts {chosen.hosts}{servers} --write`"
+        more = " --servers" if chosen.servers else " --lab" if chosen.lab else ""
+        command = f"`.venv/bin/python tests/bench/many.py --hosts {chosen.hosts}{more} --write`"
         topic = "Many hosts"
         title = f"{topic} ({time.strftime('%Y-%m-%d')}, {command}, {chosen.rounds} rounds)"
         about = [
-            f"{chosen.hosts} hosts, each with a guest: {2 * chosen.hosts} sshds on the machine "
-            "that runs the contender, so a wall time is mostly theirs. Ratios to plain ssh are "
-            "the result.",
+            f"{chosen.hosts} hosts ({len(world.pairs)} sshds) on the machine that runs the "
+            f"contender, {chosen.at_once} at once: a wall time is mostly theirs. Ratios to plain "
+            "ssh are the result.",
             f"{os.cpu_count()} cores; load of others before the start: {load:.1f}; "
             f"{', '.join(versions)}.",
             "",
