@@ -226,7 +226,7 @@ def test_no_request_fails_while_the_model_moves(lab: Lab, box: tuple[Project, Ro
     assert lab.guests[SRC].sh("pgrep -f [s]glang.launch_server").exit != 0
     assert served(lab, DST) > 20
     chosen = [event["text"] for event in move.named("note") if "comes first" in event["text"]]
-    assert chosen and "from kpro6/tiny: " in chosen[0] and "/s; from the Hub: " in chosen[0]
+    assert chosen and "from kpro6/tiny: " in chosen[0] and "; from the Hub: " in chosen[0]
     for host in HOSTS:
         lefts = "cat /root/.ssh/authorized_keys; ls /var/lib/deployer/lending"
         assert "deployer-migrate" not in lab.hosts[host].sh(lefts).out

@@ -8,6 +8,7 @@ So every stream has its own cipher thread, nothing listens on a port, and no sid
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import http.client
 import os
 import socket
@@ -30,6 +31,7 @@ CIPHERS = (
 """The first that the other side has: AES in hardware is the fastest where there is one."""
 BUFFER = 1 << 20
 """Between ssh and us: fewer, longer reads."""
+FIRST_S = 20.0
 END_S = 5.0
 LAST_WORDS_S = 0.3
 NEVER = ("Permission denied", "Host key verification failed", "No matching", "Bad configuration")
@@ -131,6 +133,9 @@ class Lender(Hub):
             raise Fatal(GAVE_UP, "no peer is configured")
         super().__init__(job, "", ENDPOINT)
         self.peer = job.peer
+        # A login and the start of the other side's program come before the first answer.
+        patience = max(job.limits.recv_timeout_s, FIRST_S)
+        self.limits = dataclasses.replace(job.limits, recv_timeout_s=patience)
         self.endpoint = f"{job.peer.user}@{job.peer.address}"
         self.mirror, self.proxy = True, None
         self._idle: list[http.client.HTTPConnection] = []
