@@ -11,6 +11,7 @@ BOTH = ("kpro5", "kpro6")
 HOSTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("driver", "lab", "story", "up_faults", "up_path"), ("kpro5",)),
     **dict.fromkeys(("hostile_values", "kill", "locks"), ("kpro6",)),
+    "init": ("kpro5",),
     "migrate": BOTH,
 }
 """tests/container/test_NAME.py -> its hosts."""
