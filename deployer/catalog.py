@@ -265,7 +265,7 @@ def _drained(entry: DeploymentEntry, playbook: Playbook) -> Playbook:
 
 def _files(inventory_dir: Path) -> list[Path]:
     """The inventory's files by name. Raises UsageError when there is nothing to read."""
-    make = "make one (`deploy help inventory` prints the sample), or name another with -i DIR"
+    make = "make one with `deploy init USER@HOST` or by `deploy help inventory`; or name it: -i DIR"
     if not inventory_dir.exists():
         raise UsageError("there is no such inventory folder", where=shown(inventory_dir), fix=make)
     if not inventory_dir.is_dir():

@@ -193,7 +193,8 @@ def _container(target: Target, seen: Survey, guest: Guest) -> list[str]:
 def _no_ssh(guest: Guest) -> str:
     tried = guest.tried
     if guest.look is None:
-        return "it does not run, so its sshd was not asked"
+        runs = "it does not run" if guest.seen.status == "stopped" else "its status is not known"
+        return f"{runs}, so its sshd was not asked"
     if guest.look.problem:
         return guest.look.problem
     if not guest.look.keys:
@@ -223,7 +224,8 @@ def guest_text(guest: Guest) -> str:
 
 
 def _deployments(target: Target, seen: Survey) -> list[str]:
-    guest = likeliest(seen.guests, seen.gpus.functions)
+    guests = seen.guests if seen.kind == "proxmox" else ()
+    guest = likeliest(guests, seen.gpus.functions)
     playbook = target.playbooks[0] if target.playbooks else PLAYBOOK
     word = re.match("[a-z]+", playbook.lower())
     name = word.group()[:20] if word else "model"
@@ -233,7 +235,7 @@ def _deployments(target: Target, seen: Survey) -> list[str]:
         else f"playbooks/{playbook}.yaml must exist: `deploy help playbook`"
     )
     lines = comment("What runs here. Take the `# ` away, correct it, then:", "    ")
-    if any(one.by_ssh for one in seen.guests):
+    if any(one.by_ssh for one in guests):
         lines.append(f"    #   deploy trust {target.name}")
     lines.append(f"    #   deploy plan {target.name}")
     lines.append("    # deployments:")

@@ -129,9 +129,9 @@ def written(ssh: Ssh, inventory: Path) -> Ssh:
 
 
 def _shown(path: Path, inventory: Path) -> str:
-    if path.is_relative_to(inventory.parent):
-        return os.path.relpath(path, inventory)
     home = Path.home()
+    if path.is_relative_to(inventory.parent) and not path.is_relative_to(home / ".ssh"):
+        return os.path.relpath(path, inventory)
     return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else str(path)
 
 
