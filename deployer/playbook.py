@@ -267,6 +267,22 @@ class Gates(Strict):
     started again; without one it keeps running, marked as failed. `stop`: it is ended besides."""
 
 
+class Keep(Strict):
+    """What `gc` keeps for a way back, besides what is in use and the known-good launch's.
+
+    `up` itself removes builds beyond `venvs` when it has switched to a new one, and folders of
+    launches beyond serve.keep_launches; nothing else."""
+
+    venvs: Annotated[int, Field(ge=1, le=100)] = 2
+    """Builds of the engine's venv, the one in use among them."""
+    models: Annotated[int, Field(ge=1, le=100)] = 2
+    """Folders of weights, the one in use among them."""
+    jobs: Annotated[int, Field(ge=1, le=1000)] = 3
+    """Folders of each job (build, download)."""
+    floor_bytes: Annotated[int, Field(ge=0)] = 20_000_000_000
+    """With less free on the file system, builds and weights are not kept for their number."""
+
+
 class Rollout(Strict):
     """How one run changes several hosts with this playbook."""
 
@@ -286,4 +302,5 @@ class Playbook(Strict):
     variants: list[Variant] = Field(default_factory=list)
     stop: Stop = Field(default_factory=Stop)
     gates: Gates = Field(default_factory=Gates)
+    keep: Keep = Field(default_factory=Keep)
     rollout: Rollout = Field(default_factory=Rollout)

@@ -11,7 +11,7 @@ the lock; 21 an import fails; 22 built for other GPUs; 23 no kernel runs; 2 bad 
 """
 
 # The names are those of the target; plain strings keep this file free of surprises there.
-# ruff: noqa: PTH105, PTH108, PTH112, PTH114, PTH116, PTH118, PTH120, PTH123, PTH207, PTH208, PTH211
+# ruff: noqa: PTH105, PTH108, PTH112, PTH113, PTH114, PTH116, PTH118, PTH120, PTH123, PTH207, PTH208, PTH211
 
 from __future__ import annotations
 
@@ -174,15 +174,25 @@ def recorded(folder: str) -> list[str]:
         return []
 
 
-def prune(build: str, capabilities: list[str]) -> list[str]:
-    """Removes old builds beside `build`: all but the newest other, and all for other GPUs."""
+def ours(folder: str) -> bool:
+    """Whether a folder beside the builds holds what only this tool writes."""
+    names = ("deployer.json", "deployer.build", "complete")
+    return any(os.path.isfile(os.path.join(folder, name)) for name in names)
+
+
+def prune(build: str, capabilities: list[str], keep: int, needed: Iterable[str]) -> list[str]:
+    """Removes old builds beside `build`: all but the newest `keep` with it, and all for other GPUs.
+
+    What is `needed`, in use, or not ours stays.
+    """
     parent = os.path.dirname(build)
     others = [os.path.join(parent, name) for name in os.listdir(parent)]
-    others = [path for path in others if path != build and os.path.isdir(path)]
+    others = [path for path in others if path != build and os.path.isdir(path) and ours(path)]
+    others = [path for path in others if path not in needed and not os.path.islink(path)]
     others.sort(key=lambda path: os.stat(path).st_mtime, reverse=True)
     removed, kept = [], 1
     for path in others:
-        if kept < KEEP and recorded(path) == sorted(capabilities):
+        if kept < keep and recorded(path) == sorted(capabilities):
             kept += 1
         elif not in_use(path):
             shutil.rmtree(path)
@@ -204,7 +214,7 @@ def switch(want: dict[str, Any]) -> None:
     os.symlink(build, temporary)
     os.replace(temporary, link)
     print(f"{link} -> {build}", flush=True)
-    for path in prune(build, want["capabilities"]):
+    for path in prune(build, want["capabilities"], want.get("keep", KEEP), want.get("needed", [])):
         print(f"removed {path}", flush=True)
 
 

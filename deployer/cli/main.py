@@ -31,6 +31,7 @@ COMMANDS = {
     "doctor": "Look at everything, worst problem first, with the action for it.",
     "explain": "Say what an SGLang log file shows: phase, cause, action. Offline.",
     "judge": "Say whether a model's answer (JSON) is good text. Offline.",
+    "gc": "Show what old builds, weights and launches take up, and free it.",
     "unlock": "Release a host lock that a dead run left behind.",
     "trust": "Record a host's SSH key after you have compared its fingerprint.",
     "help": "Explain a topic: inventory, playbook, migrate, exit-codes.",

@@ -105,15 +105,18 @@ def run_up(
     canary: bool | None = None,
     max_failures: int | None = None,
     aim: Aim | None = None,
+    quiet: bool = False,
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code.
 
-    `canary` and `max_failures`: see Rollout.
+    `canary` and `max_failures`: see Rollout. `quiet`: the caller shows plans and document.
     """
     groups = by_host(deployments)
     many = len(groups) > 1
     output = Output(
-        options, show_plan=dry_run, names=[want.id for want in deployments] if many else ()
+        options,
+        show_plan=dry_run and not quiet,
+        names=[want.id for want in deployments] if many else (),
     )
     cancel, slots = Cancel(), Slots(options.parallel)
     output.bus.subscribe(cancel)
@@ -156,7 +159,8 @@ def run_up(
     results = [result for host in done.values() for result in host]
     code = exit_code([result.error for result in results])
     if options.as_json:
-        print_json(_document(results, dry_run, code))
+        if not quiet:
+            print_json(_document(results, dry_run, code))
         for result in results:
             if result.error is not None:
                 print_error(result.error)

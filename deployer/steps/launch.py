@@ -261,7 +261,9 @@ class LaunchStep(Step):
         context.save()
         want = context.want
         keep = want.playbook.serve.keep_launches
-        context.jobs(want.guest).prune(server_job_name(want), keep)
+        gone = context.jobs(want.guest).prune(server_job_name(want), keep)
+        if gone:
+            context.note(f"removed {len(gone)} old launch folders (serve.keep_launches: {keep})")
         members = len(answer.get("members", []))
         context.note(f"launch {launch.id} is ready: pid {job.pid}, {members} processes")
         if told := difference(launch.figures, wait.log.figures):

@@ -54,7 +54,8 @@ class VenvStep(Step):
             return Plan.nothing(
                 f"{engine.name} {engine.version} from lock {short}, proven on {sm(capabilities)}"
             )
-        return self._build(want, fact, capabilities, reason)
+        good = [one.venv for one in state.launches if one.id == state.known_good and one.venv]
+        return self._build(want, fact, capabilities, reason, good)
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Runs the changes; what the build itself names as its error is the error."""
@@ -69,7 +70,12 @@ class VenvStep(Step):
             ) from error
 
     def _build(
-        self, want: Deployment, fact: VenvFact, capabilities: list[str], reason: str
+        self,
+        want: Deployment,
+        fact: VenvFact,
+        capabilities: list[str],
+        reason: str,
+        needed: list[str],
     ) -> Plan:
         engine = want.playbook.engine
         newer = FLAT_INDEX_SINCE if engine.find_links else ()
@@ -90,7 +96,7 @@ class VenvStep(Step):
                 )
             )
         linked = fact.target if fact.kind == "link" else ""
-        job = build_job(want, capabilities, len(capabilities), linked, uv)
+        job = build_job(want, capabilities, len(capabilities), linked, uv, needed)
         old = f"symlink {engine.venv} back to {linked}" if linked else f"remove {engine.venv}"
         changes.append(
             Change(
@@ -101,7 +107,11 @@ class VenvStep(Step):
                 undo=old,
             )
         )
-        return Plan.change(reason, *changes)
+        keep = want.playbook.keep.venvs
+        return Plan.change(reason, *changes).noted(
+            f"after the switch, builds beyond the newest {keep} (keep.venvs) are removed, as far "
+            "as nothing uses them"
+        )
 
 
 def wanted_gpus(want: Deployment, compute: ComputeFact) -> list[str]:

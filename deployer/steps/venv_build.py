@@ -67,6 +67,7 @@ if [ "$built" = no ]; then
   mkdir -p "${BUILD%/*}" || die "cannot write ${BUILD%/*}"
   "$UV" venv --python "$PYTHON" --python-preference system "$BUILD" \
     || die "no Python $PYTHON: neither on this machine nor from uv"
+  : >"$BUILD/deployer.build"
   # shellcheck disable=SC2086
   grow "$UV" pip install --python "$BUILD/bin/python" $FLAGS "$@" -r lock.txt \
     || die "the lock could not be installed"
@@ -128,9 +129,15 @@ def build_path(want: Deployment, capabilities: Sequence[str], linked: str) -> st
 
 
 def build_job(
-    want: Deployment, capabilities: Sequence[str], gpus: int, linked: str, uv: str
+    want: Deployment,
+    capabilities: Sequence[str],
+    gpus: int,
+    linked: str,
+    uv: str,
+    needed: Sequence[str] = (),
 ) -> RunJob:
-    """The job. `uv`: an installed one that is new enough, or '' to bring our own.
+    """The job. `uv`: an installed one that is new enough, or '' to bring our own. `needed`: builds
+    that stay, however old.
 
     Wheels of `find_links` go before the index, which may hold another build of the very same
     version; `index_url: none` means that nothing else is looked at.
@@ -172,6 +179,8 @@ def build_job(
         "gpus": gpus,
         "build": build,
         "link": engine.venv,
+        "keep": want.playbook.keep.venvs,
+        "needed": list(needed),
     }
     agent = resources.files("deployer.agents").joinpath("venv_proof.py").read_bytes()
     files = {

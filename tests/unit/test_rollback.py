@@ -23,6 +23,7 @@ from serverworld import (
     state,
 )
 
+from deployer import rollback, up
 from deployer.engine import Engine, Outcome
 from deployer.errors import (
     DeployError,
@@ -32,8 +33,9 @@ from deployer.errors import (
     Unreachable,
     UsageError,
 )
+from deployer.events import Bus
 from deployer.kept import Kept
-from deployer.model import Facts, Plan, PlanState, ProbeOutput
+from deployer.model import Change, Facts, Plan, PlanState, ProbeOutput, Shell, Where
 from deployer.recipe import as_made, recipe_of
 from deployer.restart import RestartStop
 from deployer.rollback import (
@@ -50,7 +52,15 @@ from deployer.rollback import (
 )
 from deployer.rollback_sight import There, builds_probe, described, parse_builds
 from deployer.sglang.argv import command, server_argv
-from deployer.state import DeploymentState, Launch, Manifest, ManifestFile, RolledBack
+from deployer.state import (
+    DeploymentState,
+    HostState,
+    Launch,
+    Manifest,
+    ManifestFile,
+    RolledBack,
+)
+from deployer.state_file import StateFile
 from deployer.steps import launch_wait
 from deployer.steps.base import Step
 from deployer.steps.launch import LaunchStep
@@ -425,3 +435,194 @@ def test_what_of_a_choice_is_on_the_target(tmp_path: Path) -> None:
     assert "/v.builds/it'\\''s" in builds_probe(["/v.builds/it's"], NOW.guest).script.replace(
         "'\"'\"'", "'\\''"
     )
+
+
+# The whole run, on a target that is a few variables.
+
+
+@dataclasses.dataclass
+class World:
+    """What serves, by its fingerprint; `bad` does not come up."""
+
+    serves: str
+    launch: str
+    bad: str = ""
+    interrupted: bool = False
+
+
+class Served(Step):
+    """Stop, launch and verify in one."""
+
+    name = "launch"
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def probes(self, want: Any) -> list[Any]:
+        return []
+
+    def plan(self, want: Any, facts: Facts, own: DeploymentState) -> Plan:
+        wanted = fingerprint(want, own.manifest, want.variant_name)
+        if self.world.serves == wanted:
+            return Plan.nothing("it serves")
+        return Plan.change("another serves", Change("launch", "x", Shell(Where.GUEST, "true")))
+
+    def apply(self, context: Any, facts: Facts, plan: Plan) -> None:
+        own, want = context.state, context.want
+        wanted = fingerprint(want, own.manifest, want.variant_name)
+        self.world.serves = ""
+        if self.world.interrupted:
+            raise KeyboardInterrupt
+        if wanted == self.world.bad:
+            raise StepFailed("it died", where=want.id)
+        self.world.serves, self.world.launch = wanted, f"l{len(own.launches)}"
+        own.launches.append(launch(self.world.launch, wanted, "good"))
+        own.known_good = self.world.launch
+        context.save()
+
+
+@dataclasses.dataclass
+class Run:
+    """`deploy rollback` without its words; a state file and kept recipes in a folder."""
+
+    folder: Path
+    world: World
+    old: Launch
+    monkeypatch: pytest.MonkeyPatch
+
+    def __post_init__(self) -> None:
+        world = self.world
+
+        class Session:
+            host_transport = None
+
+            def __init__(self, *words: Any) -> None: ...
+
+            def transports(self, want: Any) -> Any:
+                return dict.fromkeys(Where)
+
+            def look(self, want: Any, steps: Any) -> Facts:
+                if not world.serves:
+                    return facts(fact())
+                job = server_job(want, mark=world.serves)
+                job = dataclasses.replace(
+                    job, identity=dataclasses.replace(job.identity, id=world.launch)
+                )
+                return facts(fact(job=job, owners=(owner(),), listening=True))
+
+            def want_lock(self, run_id: str) -> None: ...
+
+            def entered(self, step: str) -> None: ...
+
+            def wake(self) -> None: ...
+
+            def close(self, on_problem: Any) -> None: ...
+
+        self.monkeypatch.setattr(up, "HostSession", Session)
+        self.monkeypatch.setattr(up, "proven", lambda *words: {"model": "m", "endpoint": "e"})
+        self.monkeypatch.setattr(
+            rollback, "rollback_steps", lambda one, gates=True: [Served(world)]
+        )
+
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.folder / ".deploy" / "kept")
+
+    def own(self) -> DeploymentState:
+        return StateFile(self.folder / ".deploy" / "state", "kpro5").load().deployments["qwen"]
+
+    def save(self, own: DeploymentState) -> None:
+        host = HostState(host="kpro5", deployments={"qwen": own})
+        StateFile(self.folder / ".deploy" / "state", "kpro5").save(host)
+
+    def back(self) -> up.DeploymentResult:
+        recipe, lock_text = self.kept.load(self.old.recipe)
+        want = then(NOW, recipe, lock_text, self.old)
+        options = up.UpOptions(
+            base=self.folder / "inventory",
+            command="rollback",
+            steps=lambda: [Served(self.world)],
+            aim=RollBack(NOW, self.old, recipe, self.kept),
+            environ={},
+        )
+        return up.up_host("kpro5", [want], options, Bus(lambda event: None))[0]
+
+
+@pytest.fixture
+def rolling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    kept = Kept(tmp_path / ".deploy" / "kept")
+    old = launch(
+        "l0",
+        fingerprint(OLD, MANIFEST, "no-mtp"),
+        variant="no-mtp",
+        recipe=kept.add(recipe_of(OLD, MANIFEST), OLD.lock_text),
+    )
+    mark = fingerprint(NOW, NEWER, "mtp")
+    new = launch("l1", mark, "good", recipe=kept.add(recipe_of(NOW, NEWER), NOW.lock_text))
+    run = Run(tmp_path, World(mark, "l1"), old, monkeypatch)
+    own = history(old, new, good="l1")
+    own.manifest = NEWER
+    run.save(own)
+    return run
+
+
+def test_a_run_goes_back_and_stays_there(rolling: Run) -> None:
+    done = rolling.back()
+    assert done.error is None and rolling.world.serves == rolling.old.fingerprint
+    own = rolling.own()
+    assert own.rollback is not None and own.manifest == MANIFEST
+    assert (own.rollback.outcome, own.rollback.left) == ("done", "l1")
+    assert StopStep().plan(NOW, serves(rolling.world.serves), own).state is PlanState.BLOCKED
+    again = rolling.back()
+    assert again.error is None and again.outcome is not None and not again.outcome.changed
+    assert len(rolling.own().launches) == 3
+
+
+def test_a_run_that_fails_puts_back_what_served(rolling: Run) -> None:
+    before = rolling.world.serves
+    rolling.world.bad = rolling.old.fingerprint
+    done = rolling.back()
+    assert done.error is not None and done.error.exit_code == 1
+    assert "it died; what served before (launch l1) serves again as launch l2" in str(done.error)
+    own = rolling.own()
+    assert rolling.world.serves == before and own.manifest == NEWER
+    assert own.rollback is not None and own.rollback.outcome == "failed"
+    assert rolled_back(own, NOW) is None
+
+
+def test_a_run_that_was_killed_goes_on_or_back(rolling: Run) -> None:
+    before = rolling.world.serves
+    rolling.world.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        rolling.back()
+    assert rolling.world.serves == "" and choose(rolling.own(), "", "h/n").launch is not None
+    rolling.world.interrupted, rolling.world.bad = False, rolling.old.fingerprint
+    done = rolling.back()
+    assert "(launch l1) serves again" in str(done.error) and rolling.world.serves == before
+    rolling.world.bad = ""
+    assert rolling.back().error is None and rolling.world.serves == rolling.old.fingerprint
+
+
+def test_up_forgets_the_rollback_when_it_has_launched_something_else(rolling: Run) -> None:
+    assert rolling.back().error is None
+    changed = dataclasses.replace(NOW, lock_text="torch==2.13.0")
+    options = up.UpOptions(
+        base=rolling.folder / "inventory", steps=lambda: [Served(rolling.world)], environ={}
+    )
+    done = up.up_host("kpro5", [changed], options, Bus(lambda event: None))[0]
+    assert done.error is None and rolling.own().rollback is None
+
+
+def test_nothing_is_written_when_only_looking(rolling: Run) -> None:
+    before = rolling.own()
+    recipe, lock_text = rolling.kept.load(rolling.old.recipe)
+    options = up.UpOptions(
+        base=rolling.folder / "inventory",
+        dry_run=True,
+        steps=lambda: [Served(rolling.world)],
+        aim=RollBack(NOW, rolling.old, recipe, rolling.kept),
+        environ={},
+    )
+    want = then(NOW, recipe, lock_text, rolling.old)
+    up.up_host("kpro5", [want], options, Bus(lambda event: None))
+    assert rolling.own() == before

@@ -365,10 +365,15 @@ def test_switch_replaces_the_link_and_keeps_one_old_build(
     link.symlink_to(builds / "old")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "proof.out").write_text(json.dumps({"capabilities": ["8.6"]}))
+    (builds / "half" / "deployer.build").touch()
+    (builds / "strange").mkdir()
     asked = {"build": str(builds / "new"), "link": str(link), "capabilities": ["8.6"]}
-    proof.switch(asked)
+    proof.switch({**asked, "keep": 3, "needed": [str(builds / "other-gpu")]})
     assert link.resolve() == builds / "new"
-    assert sorted(path.name for path in builds.iterdir()) == ["new", "old"]
+    left = sorted(path.name for path in builds.iterdir())
+    assert left == ["new", "old", "older", "other-gpu", "strange"]
+    proof.switch(asked)
+    assert sorted(path.name for path in builds.iterdir()) == ["new", "old", "strange"]
     assert json.loads((link / "deployer.json").read_text())["capabilities"] == ["8.6"]
 
 

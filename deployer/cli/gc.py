@@ -1,0 +1,171 @@
+"""`deploy gc`: what old builds, weights and launches take up, and freeing it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from deployer.cli.options import Options, common, in_parallel, targets
+from deployer.cli.output import print_json
+from deployer.cli.plain import printable, size_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from deployer.deployment import Deployment
+    from deployer.engine import Outcome
+    from deployer.gc import Known, Row
+    from deployer.gc_here import Local
+    from deployer.state import DeploymentState
+
+
+@click.command("gc")
+@targets
+@in_parallel
+@click.option("--dry-run", is_flag=True, help="Show the table, free nothing.")
+@common
+def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool) -> int:
+    """Show what old builds, weights, launches and jobs take up, and free it.
+
+    Frees with --yes, or when asked on a terminal. What is in use, the known-good launch's, another
+    deployment's, or not provably ours is never freed; of the rest so much stays as `keep` in the
+    playbook says. Records of this machine (.deploy/) that nothing needs go too.
+    """
+    if options.as_json and not options.yes:
+        dry_run = True
+    from deployer.catalog import Catalog
+    from deployer.cli.up import run_up
+    from deployer.collecting import gc_steps
+    from deployer.engine import Selection
+    from deployer.gc_here import free_here, look_here
+    from deployer.up import UpOptions
+
+    deployments = options.select(words, all_)
+    everywhere = Catalog.load(options.inventory).select([], True)
+    deploy_dir = UpOptions(base=options.inventory).deploy_dir
+    known = _Knowing(deploy_dir, everywhere)
+    local = look_here(deploy_dir)
+    watched = sys.stdin.isatty() and sys.stderr.isatty() and not options.jsonl
+    shows = dry_run or not (options.yes or watched)
+    found: dict[str, list[Row]] = {}
+
+    def ask(want: Deployment, outcome: Outcome) -> str:
+        for line in table(want.id, found.get(want.id, [])):
+            click.echo(printable(line), err=True)
+        plans = outcome.plans.values()
+        return f"Free this on {want.id}?" if any(plan.changes for plan in plans) else ""
+
+    code = run_up(
+        options,
+        deployments,
+        Selection(),
+        dry_run=shows,
+        name="gc",
+        steps=lambda: gc_steps(known, found),
+        serves=False,
+        ask=ask,
+        quiet=True,
+    )
+    if options.as_json:
+        print_json(
+            {
+                "exit_code": code,
+                "freed": not shows,
+                "deployments": {name: [_row(one) for one in rows] for name, rows in found.items()},
+                "here": [
+                    {"path": str(one.path), "bytes": one.size, "why": one.why} for one in local
+                ],
+            }
+        )
+    elif not options.jsonl:
+        if shows or options.yes:
+            for name, rows in found.items():
+                for line in table(name, rows):
+                    click.echo(printable(line))
+        for line in _here(local):
+            click.echo(printable(line))
+    if shows and not options.as_json:
+        click.echo("nothing was freed: add --yes to free what is marked", err=True)
+    elif not shows and local and code == 0 and (options.yes or _agreed(len(local))):
+        free_here(local)
+    return code
+
+
+def _agreed(files: int) -> bool:
+    try:
+        return click.confirm(f"Free {files} files on this machine?", default=False, err=True)
+    except click.Abort:
+        raise KeyboardInterrupt from None
+
+
+class _Knowing:
+    """What the state files and the inventory tell of each deployment."""
+
+    def __init__(self, folder: Path, everywhere: Sequence[Deployment]) -> None:
+        from deployer.gc_here import all_states
+        from deployer.kept import Kept
+
+        self.kept = Kept(folder / "kept")
+        self.everywhere = everywhere
+        self.states = {
+            f"{host}/{name}": own
+            for host, state in all_states(folder).items()
+            for name, own in state.deployments.items()
+        }
+
+    def __call__(self, want: Deployment, own: DeploymentState | None) -> Known:
+        from deployer.gc import Known, used_by
+        from deployer.rollback_sight import recipe_or_none
+        from deployer.state import DeploymentState
+
+        own = own or self.states.get(want.id) or DeploymentState()
+        recipes = {one.recipe: recipe_or_none(self.kept, one) for one in own.launches}
+        others = [
+            one for one in self.everywhere if one.host_name == want.host_name and one.id != want.id
+        ]
+        return Known(
+            want,
+            own,
+            {key: recipe for key, recipe in recipes.items() if recipe is not None},
+            used_by(others, self.states),
+        )
+
+
+def table(name: str, rows: Sequence[Row]) -> list[str]:
+    """What, how large, whether it goes, and why; what may go last."""
+    if not rows:
+        return [f"{name}: nothing was found"]
+    goes = [row for row in rows if row.goes]
+    total = sum(row.found.size for row in rows)
+    free = sum(row.found.size for row in goes)
+    lines = [f"{name}: {size_text(total)} in {len(rows)} folders, {size_text(free)} may go"]
+    for row in sorted(rows, key=lambda one: one.goes):
+        word = "goes" if row.goes else "kept"
+        one = row.found
+        lines.append(f"  {word}  {one.kind:<8} {size_text(one.size):>10}  {one.path}: {row.why}")
+    return lines
+
+
+def _here(local: Sequence[Local]) -> list[str]:
+    if not local:
+        return []
+    why = {one.why: [each for each in local if each.why == one.why] for one in local}
+    lines = ["on this machine:"]
+    for reason, files in why.items():
+        size = size_text(sum(one.size for one in files))
+        lines.append(f"  goes  files    {size:>10}  {files[0].path.parent}: {len(files)}, {reason}")
+    return lines
+
+
+def _row(row: Row) -> dict[str, object]:
+    one = row.found
+    return {
+        "kind": one.kind,
+        "path": one.path,
+        "bytes": one.size,
+        "goes": row.goes,
+        "why": row.why,
+    }

@@ -1,0 +1,80 @@
+"""What `deploy gc` frees on this machine: below `.deploy/`, beside the inventory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployer.errors import DeployError
+from deployer.kept import Kept
+from deployer.names import shown
+from deployer.state import HostState
+from deployer.state_file import StateFile
+
+KEPT_RUNS = 200
+"""Records of runs, a host."""
+YOUNG_S = 86400.0
+"""A file younger than this may belong to a run that has not written its state yet."""
+
+
+@dataclass(frozen=True)
+class Local:
+    """A file that may go; `size` in bytes."""
+
+    path: Path
+    size: int
+    why: str
+
+
+def look_here(deploy_dir: Path, now: float | None = None) -> list[Local]:
+    """Run records beyond the newest, and recipes that no launch of any host needs.
+
+    Raises DeployError: with a state file that cannot be read, nothing is known to be needless.
+    """
+    now = time.time() if now is None else now
+    found = []
+    runs: dict[str, list[Path]] = {}
+    for path in sorted((deploy_dir / "runs").glob("*.jsonl")):
+        runs.setdefault(_host_of(path), []).append(path)
+    for host, paths in runs.items():
+        why = f"older than the newest {KEPT_RUNS} runs of {host}"
+        found += [Local(path, path.stat().st_size, why) for path in paths[:-KEPT_RUNS]]
+    keys = {
+        launch.recipe
+        for state in all_states(deploy_dir).values()
+        for own in state.deployments.values()
+        for launch in own.launches
+        if launch.recipe
+    }
+    for path in Kept(deploy_dir / "kept").unused(keys):
+        facts = path.stat()
+        if now - facts.st_mtime > YOUNG_S:
+            found.append(Local(path, facts.st_size, "no launch that is remembered needs it"))
+    return found
+
+
+def all_states(deploy_dir: Path) -> dict[str, HostState]:
+    """Host -> its recorded state. Raises StateUnreadable."""
+    folder = deploy_dir / "state"
+    names = sorted(path.name.removesuffix(".json") for path in folder.glob("*.json"))
+    return {name: StateFile(folder, name).load() for name in names}
+
+
+def free_here(found: Sequence[Local]) -> None:
+    """Removes them. Raises DeployError for the first that cannot be."""
+    for one in found:
+        try:
+            one.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise DeployError(
+                f"it cannot be removed: {error.strerror or error}",
+                where=shown(one.path),
+                fix="correct the permissions, then run `deploy gc` again",
+            ) from error
+
+
+def _host_of(path: Path) -> str:
+    """Of `20261130-065012-ab12-kpro5.jsonl`."""
+    return path.stem.split("-", 3)[-1]
