@@ -1,0 +1,183 @@
+"""`deploy gc` and what `deploy rollback` says, with this machine as the target."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from deployer import session, up
+from deployer.catalog import Catalog
+from deployer.cli import main
+from deployer.errors import Unreachable
+from deployer.kept import Kept
+from deployer.model import Facts, Where
+from deployer.recipe import recipe_of
+from deployer.remote.batch import gather
+from deployer.state import DeploymentState, HostState, Launch, Manifest, ManifestFile
+from deployer.state_file import StateFile
+from tests.local_transport import LocalTransport, shell_path
+
+ROOT = Path(__file__).parents[2]
+
+
+class Box:
+    """A project with one host, whose deployment lies below `folder`."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        playbook = yaml.safe_load((ROOT / "playbooks" / "qwen3.6-27b.yaml").read_text())
+        playbook["engine"] |= {"venv": str(folder / "venvs" / "q"), "lock": "lock.txt"}
+        playbook["model"]["path"] = str(folder / "models" / "now")
+        playbook["keep"] = {"venvs": 1, "models": 1, "floor_bytes": 0}
+        host = {
+            "kind": "plain",
+            "ssh": {"address": "192.0.2.5"},
+            "gpus": [{"address": "0000:21:00.0"}, {"address": "0000:41:00.0"}],
+            "deployments": {"q": {"playbook": "q"}},
+        }
+        for name, document in (
+            ("inventory/h.yaml", {"hosts": {"h": host}}),
+            ("playbooks/q.yaml", playbook),
+        ):
+            (folder / name).parent.mkdir()
+            (folder / name).write_text(yaml.safe_dump(document, sort_keys=False))
+        (folder / "playbooks" / "lock.txt").write_text("sglang==0.5.11\n")
+        self.dark = False
+        box = self
+        transport = LocalTransport(shell_path("dash", folder / "sh"))
+
+        class Session:
+            host_transport = transport
+
+            def __init__(self, *words: Any) -> None: ...
+
+            def transports(self, want: Any) -> Any:
+                if box.dark:
+                    raise Unreachable("no answer", where="h")
+                return dict.fromkeys(Where, transport)
+
+            def look(self, want: Any, steps: Any) -> Facts:
+                probes = [probe for step in steps for probe in step.probes(want)]
+                return Facts(gather(transport, probes))
+
+            def want_lock(self, run_id: str) -> None: ...
+
+            def entered(self, step: str) -> None: ...
+
+            def wake(self) -> None: ...
+
+            def close(self, on_problem: Any) -> None: ...
+
+        monkeypatch.setattr(up, "HostSession", Session)
+        monkeypatch.setattr(session, "HostSession", Session)
+
+    def deploy(self, *words: str) -> Result:
+        runner = CliRunner()
+        return runner.invoke(
+            main.group,
+            ["-i", str(self.folder / "inventory"), *words],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
+
+    def want(self) -> Any:
+        return Catalog.load(self.folder / "inventory").select(["h"])[0]
+
+    def save(self, own: DeploymentState) -> None:
+        host = HostState(host="h", deployments={"q": own})
+        StateFile(self.folder / ".deploy" / "state", "h").save(host)
+
+
+@pytest.fixture
+def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Box:
+    return Box(tmp_path, monkeypatch)
+
+
+def builds(box: Box, *names: str) -> list[Path]:
+    """The last is the newest."""
+    made = []
+    for age, name in enumerate(names):
+        path = box.folder / "venvs" / "q.builds" / name
+        (path / "bin").mkdir(parents=True)
+        (path / "complete").touch()
+        (path / "bin" / "python").symlink_to("/bin/true")
+        (path / "deployer.json").write_text(json.dumps({"lock": name}))
+        os.utime(path, (1000 + age, 1000 + age))
+        made.append(path)
+    return made
+
+
+def test_gc_shows_and_frees(box: Box) -> None:
+    old, older_than, now = builds(box, "a", "b", "c")
+    (box.folder / "venvs" / "q").symlink_to(now)
+    shown = box.deploy("gc", "h")
+    assert shown.return_value == 0
+    assert f"{old}: older than the newest 1 (keep.venvs)" in shown.output
+    assert f"{now}: {box.folder}/venvs/q points to it" in shown.output
+    assert "nothing was freed" in shown.output and old.exists() and older_than.exists()
+    told = json.loads(box.deploy("--json", "gc", "h").stdout)
+    assert told["freed"] is False
+    goes = [row["path"] for row in told["deployments"]["h/q"] if row["goes"]]
+    assert sorted(goes) == [str(old), str(older_than)]
+    freed = box.deploy("gc", "h", "--yes")
+    assert freed.return_value == 0, freed.output
+    assert sorted(path.name for path in old.parent.iterdir()) == ["c"]
+    told = json.loads(box.deploy("--json", "--yes", "gc", "h").stdout)
+    assert told["freed"] is True and [row["goes"] for row in told["deployments"]["h/q"]] == [False]
+
+
+def test_gc_frees_the_weights_that_no_launch_needs(box: Box) -> None:
+    for name in ("old", "now"):
+        path = box.folder / "models" / name
+        (path / ".deployer").mkdir(parents=True)
+        (path / ".deployer" / "verified.json").write_text('{"files": {"a": {}}}')
+        (path / "a").write_text("x")
+    argv = ["py", "--model-path", str(box.folder / "models" / "old")]
+    own = DeploymentState(launches=[Launch(id="1", variant="mtp", started=1.0, argv=argv)])
+    own.known_good = "1"
+    box.save(own)
+    assert "the known-good launch's model" in box.deploy("gc", "h", "--yes").output
+    own.known_good = ""
+    box.save(own)
+    assert box.deploy("gc", "h", "--yes").return_value == 0
+    assert [path.name for path in (box.folder / "models").iterdir()] == ["now"]
+
+
+def test_rollback_says_what_there_is(box: Box) -> None:
+    assert "nothing to go back to" in box.deploy("rollback", "h").output
+    want = box.want()
+    files = [ManifestFile(path="a", size=5, sha256="0" * 64)]
+    manifest = Manifest(repo="Qwen/Q", asked="main", commit="c0ffee", files=files)
+    kept = Kept(box.folder / ".deploy" / "kept")
+    recipe = recipe_of(want, manifest)
+    [build] = builds(box, recipe.lock)
+    old = Launch(
+        id="20261101-a",
+        variant="mtp",
+        started=1.0,
+        verified=2.0,
+        fingerprint="1",
+        verdict="stopped",
+        venv=str(build),
+        recipe=kept.add(recipe, want.lock_text),
+        figures={"tokens_per_s": 50.0},
+    )
+    new = Launch(id="20261102-b", variant="mtp", started=3.0, fingerprint="2", verdict="good")
+    box.save(DeploymentState(launches=[old, new], known_good=new.id, manifest=manifest))
+    done = box.deploy("rollback", "h")
+    assert done.return_value == 0
+    assert "h/q: goes back to launch 20261101-a" in done.output
+    assert "venv: there; weights: 1 files to fetch (5 bytes)" in done.output
+    assert "measured: tokens_per_s 50" in done.output and "add --yes" in done.output
+    told = json.loads(box.deploy("--json", "rollback", "h", "20261101").stdout)
+    assert (told["to"], told["now"], told["why"]) == ("20261101-a", new.id, "asked for")
+    assert told["choices"][0]["venv"] == "there"
+    box.dark = True
+    dark = box.deploy("rollback", "h")
+    assert dark.return_value == 3 and "venv: not asked" in dark.output
