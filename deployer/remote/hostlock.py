@@ -152,6 +152,9 @@ _l_try() {
   # Takes the lock when it is free; prints nothing.
   _l_new=$_l_lock.new.$_l_run
   printf '%s\n%s\n' "$_l_run" "$_l_line" >"$_l_new" || return 1
+  # Onto the disk before it has its name: a power cut would leave an empty lock, whose holder
+  # nobody could prove dead.
+  sync "$_l_new" 2>/dev/null || :
   ln "$_l_new" "$_l_lock" 2>/dev/null
   _l_code=$?
   rm -f "$_l_new"
