@@ -33,7 +33,12 @@ def size_text(count: float) -> str:
 
 def number(value: float) -> str:
     """A figure without an exponent: `57809784`, `568.6`, `2.71`."""
-    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    text = f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:.4f}".rstrip("0").rstrip(".") if "e" in text else text
+
+
+def _amount(value: float) -> str:
+    return f"{value:.0f}" if value == round(value) else number(round(value, 1))
 
 
 def progress_text(event: ev.Progress) -> str:
@@ -42,9 +47,9 @@ def progress_text(event: ev.Progress) -> str:
         figures = size_text(event.done)
         figures += f" of {size_text(event.total)}" if event.total else ""
     elif event.total:
-        figures = f"{event.done:g} of {event.total:g} {event.unit}".rstrip()
+        figures = f"{_amount(event.done)} of {_amount(event.total)} {event.unit}".rstrip()
     else:
-        figures = f"{event.done:g} {event.unit}".rstrip() if event.done else ""
+        figures = f"{_amount(event.done)} {event.unit}".rstrip() if event.done else ""
     share = f"({100 * event.done / event.total:.0f} %)" if event.total else ""
     return " ".join(part for part in (event.what, figures, share, event.detail) if part)
 

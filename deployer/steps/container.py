@@ -74,7 +74,7 @@ class ContainerStep(Step):
         if refusal := refuse(want, want.vmid, seen):
             return refusal
         if host is None or not host.ready:
-            return Plan.unknown("gpus", "its devices are known when the GPUs are on nvidia")
+            return Plan.unknown("gpus", "unknown until gpus has put the GPUs on nvidia")
         decided = _plan_there(want, want.vmid, facts, host, seen)
         if decided.state is PlanState.CHANGES and not seen.quorate:
             return creation.no_quorum(want.host_name)

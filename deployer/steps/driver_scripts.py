@@ -66,10 +66,12 @@ for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_peermem; do
   echo "refs $module $(cat "$ROOT/sys/module/$module/refcnt") $users"
 done
 for device in "$ROOT"/sys/bus/pci/devices/*; do
-  [ -r "$device/vendor" ] && [ "$(cat "$device/vendor")" = 0x10de ] || continue
-  case $(cat "$device/class") in 0x0300* | 0x0302*) ;; *) continue ;; esac
+  # `read`, not `cat`: a host has hundreds of functions, and a process for each is slow.
+  { read -r vendor <"$device/vendor" && read -r class <"$device/class" &&
+    read -r id <"$device/device"; } 2>/dev/null || continue
+  case $vendor:$class in 0x10de:0x0300* | 0x10de:0x0302*) ;; *) continue ;; esac
   driver=$(readlink "$device/driver") || driver=
-  echo "gpu ${device##*/} $(cat "$device/device") ${driver##*/}"
+  echo "gpu ${device##*/} $id ${driver##*/}"
 done
 dmesg 2>/dev/null | grep -a -E 'NVRM|NovaCore|unavailable key is rejected|unsigned module' |
   tail -n 20 | sed 's/^/log /'

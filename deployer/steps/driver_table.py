@@ -102,8 +102,8 @@ def lines(
         found.append(text.rstrip())
     kinds = sorted({f"10de:{one.device[-4:]} {generation(one.device)}" for one in host.gpus})
     if kinds:
-        secure = {True: "on", False: "off", None: "not there"}[host.secure_boot]
-        found.append(f"  GPUs: {', '.join(kinds)}; Secure Boot {secure}")
+        secure = {True: "Secure Boot on", False: "Secure Boot off", None: "no Secure Boot"}
+        found.append(f"  GPUs: {', '.join(kinds)}; {secure[host.secure_boot]}")
     if proof is not None:
         where = want.host_name if want.vmid is None else f"container {want.vmid}"
         mark = "!" if proof.cause is not None else " "

@@ -131,7 +131,9 @@ def difference(planned: Mapping[str, float], seen: Mapping[str, float]) -> str:
             continue
         share = real / ours - 1
         apart = apart or abs(share) > TOLD_APART
-        parts.append(f"{real:.0f} {name} ({share:+.1%} of the plan)")
+        than = "more" if share > 0 else "fewer"
+        told = f"{abs(share):.1%} {than} than planned" if abs(share) >= 0.0005 else "as planned"
+        parts.append(f"{real:.0f} {name} ({told})")
     if not parts:
         return ""
     told = "the server has " + ", ".join(parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deployer import events as ev
-from deployer.cli.plain import PlainRenderer, number, size_text
+from deployer.cli.plain import PlainRenderer, number, progress_text, size_text
 from deployer.cli.report import error_lines
 from deployer.errors import GateFailed
 
@@ -56,6 +56,19 @@ def test_the_last_figures_of_a_download_are_said_when_its_step_ends() -> None:
     assert len(shown(told[0], failed)) == 2
     interrupted = shown(*told, ev.RunFinished("h", "h/d", 130, "interrupted"))
     assert interrupted[1:] == ["shards       download 3 B of 100 B (3 %) 1 MB/s"]
+
+
+def test_seconds_and_counts_have_no_exponent() -> None:
+    waits = [
+        ev.Progress("h", "h/d", "verify", "alive", done, total, unit)
+        for done, total, unit in ((2.4e-07, 2.0, "s"), (1.26, 2.0, "s"), (0.0, 5678901.0, "files"))
+    ]
+    assert [progress_text(one) for one in waits] == [
+        "alive 0 of 2 s (0 %)",
+        "alive 1.3 of 2 s (63 %)",
+        "alive 0 of 5678901 files (0 %)",
+    ]
+    assert number(2.4e-07) == "0"
 
 
 def test_bytes_are_sizes() -> None:

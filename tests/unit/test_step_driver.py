@@ -110,7 +110,7 @@ def test_the_four_places_as_one_table() -> None:
     assert notes[1].startswith(f"! module of kernel {NEWER}")
     assert notes[1].endswith("none        boots next, no headers")
     assert "not 580.126.09" in notes[5]
-    assert notes[6] == "  GPUs: 10de:2230 Ampere; Secure Boot not there"
+    assert notes[6] == "  GPUs: 10de:2230 Ampere; no Secure Boot"
     assert all(len(line) < 100 for line in notes)
 
 

@@ -127,8 +127,8 @@ def test_the_servers_own_pools_against_the_plan() -> None:
     planned = {"planned_tokens": 240_354.0, "planned_requests": 10.0}
     close = difference(planned, {"max_total_num_tokens": 239_785, "max_running_requests": 10})
     assert close == (
-        "the server has 239785 KV tokens (-0.2% of the plan), "
-        "10 requests at once (+0.0% of the plan)"
+        "the server has 239785 KV tokens (0.2% fewer than planned), "
+        "10 requests at once (as planned)"
     )
     far = difference(planned, {"max_total_num_tokens": 120_000, "max_running_requests": 5})
     assert "other processes on the GPUs" in far
