@@ -626,3 +626,15 @@ def test_nothing_is_written_when_only_looking(rolling: Run) -> None:
     want = then(NOW, recipe, lock_text, rolling.old)
     up.up_host("kpro5", [want], options, Bus(lambda event: None))
     assert rolling.own() == before
+
+
+def test_what_an_older_version_launched_is_kept_when_up_finds_it_serving(rolling: Run) -> None:
+    own = rolling.own()
+    own.launches[-1].recipe = ""
+    rolling.save(own)
+    options = up.UpOptions(
+        base=rolling.folder / "inventory", steps=lambda: [Served(rolling.world)], environ={}
+    )
+    assert up.up_host("kpro5", [NOW], options, Bus(lambda event: None))[0].error is None
+    found = rolling.own().launches[-1]
+    assert found.id == "l1" and rolling.kept.load(found.recipe)[1] == NOW.lock_text
