@@ -47,7 +47,8 @@ class VenvStep(Step):
             )
         capabilities = wanted_gpus(want, compute)
         if not capabilities:
-            return Plan.unknown("driver", compute.problem or "no GPU answers in the guest")
+            why = compute.problem or "no GPU answers in the guest"
+            return Plan.unknown("driver", f"unknown until the guest has its GPUs; {why}")
         reason = why_build(want, fact, sorted(set(capabilities)))
         if not reason:
             short = lock_hash(want.lock_text)[:8]
