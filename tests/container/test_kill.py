@@ -38,6 +38,7 @@ def at(kind: str, **fields: str) -> Callable[[Event], bool]:
 POINTS: list[tuple[str, Callable[[Event], bool]]] = [
     ("first look", at("probed", reason="first look")),
     ("host lock taken", at("probed", reason="under the host lock")),
+    ("file list pinned", at("note", step="shards", text="files,")),
     ("driver package copied", at("change_done", title="copy the driver package")),
     ("driver job runs", at("job_started", step="driver")),
     ("rebinding", at("progress", step="gpus")),
@@ -48,7 +49,6 @@ POINTS: list[tuple[str, Callable[[Event], bool]]] = [
     ("venv job runs", at("job_started", step="venv")),
     ("venv job again", at("job_started", step="venv")),
     ("venv installs", at("progress", step="venv")),
-    ("file list pinned", at("note", step="shards", text="files,")),
     ("download runs", at("job_started", step="shards")),
     ("download again", at("job_started", step="shards")),
     ("first bytes", at("progress", step="shards")),
@@ -171,7 +171,7 @@ def test_it_was_killed_often_and_came_to_the_end(story: Story) -> None:
     assert story.exit == 0, (story.kills, last.said)
     assert len(story.kills) >= 12, story.kills
     for must in ("rebinding", "venv job runs", "download runs", "server started", "first gate"):
-        assert must in story.kills
+        assert must in story.kills, story.kills
 
 
 def test_never_two_servers(lab: Lab, story: Story) -> None:
