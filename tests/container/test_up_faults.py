@@ -285,15 +285,15 @@ def test_stall_is_noticed_and_resumed(deployed: Project, guest: Machine, fault: 
     size = sum(file["size"] for file in deployed.state()["manifest"]["files"])
     guest.sh("rm -rf /srv/models/tiny-hybrid").ok()
     seen = len(hub("/_stats")["log"])
-    began = time.monotonic()
     done = deployed.deploy("up", "kpro5", "--only", "shards").ok()
-    seconds = time.monotonic() - began
+    # Of the step alone: looks and logins take longer on a busy machine, and wait for no stall.
+    [step] = [one for one in last_run(deployed) if one["event"] == "step_done"]
     # One silent connection is dropped by the agent itself, in half of the stall time.
     stalled = [row for row in done.err.splitlines() if "no byte for " in row]
     assert 1 <= len(stalled) <= 2, done.err
     for row in stalled:
         assert f"no byte for {STALL_S / 2:g} s at " in row and "reconnecting" in row
-    assert seconds < len(stalled) * (STALL_S + 6) + 15
+    assert step["seconds"] < len(stalled) * (STALL_S + 6) + 15
     ours = address_of("kpro5")
     log = [one for one in hub("/_stats")["log"][seen:] if one["client"] == ours]
     sent = sum(one["sent"] for one in log if one["where"] == "cdn")
