@@ -37,7 +37,7 @@ class Copy:
         text = yaml.safe_dump(document, sort_keys=False)
         (folder / "inventory" / f"{HOST}.yaml").write_text(text, encoding="utf-8")
 
-    def deploy(self, *words: str, timeout_s: float = 120) -> Result:
+    def deploy(self, *words: str, timeout_s: float = 300) -> Result:
         """Runs `deploy WORDS` to its end."""
         return run([PROGRAM, "-i", str(self.folder / "inventory"), *words], timeout_s=timeout_s)
 
@@ -55,7 +55,7 @@ class Copy:
 class Run:
     """A started `deploy`: its events as they come, and what it said to people."""
 
-    DEADLINE_S = 120.0
+    DEADLINE_S = 240.0
 
     def __init__(self, argv: list[str]) -> None:
         self.process = subprocess.Popen(
