@@ -1,12 +1,13 @@
 """Builds the VM lab's disk, once for each state of its inputs: `python tests/vmlab/image.py`.
 
 The file system comes from a Docker image (`image/Dockerfile`), whose layers are Docker's cache; the
-disk made of it is kept in ~/.cache/deployer-vmlab/ID, ID being the image's, so that changed inputs
-make another. About 70 s when nothing is cached, 2 s when all is.
+disk made of it is kept in ~/.cache/deployer-vmlab/ID, ID coming from the image's, so that changed
+inputs make another. About 70 s when nothing is cached, 2 s when all is.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -21,7 +22,7 @@ LAB = ROOT / "docker" / "lab.sh"
 LAB_CONTEXT = ROOT / "docker" / ".build" / "context"
 NAME = "deployer-vmlab"
 GUEST_IMAGE = "deployer-lab-guest"
-DISK_SIZE = "2G"
+DISK_SIZE = "8G"
 BUILD_LIMIT_S = 600
 DISK_SCRIPT = f"""
 mount --bind / /mnt
@@ -143,7 +144,7 @@ def build() -> Image:
         context = base / "context"
         make_context(context, keys)
         built = docker("build", "-q", "-t", NAME, str(context), limit_s=BUILD_LIMIT_S)
-        folder = base / built.removeprefix("sha256:")[:16]
+        folder = base / hashlib.sha256(f"{built} {DISK_SCRIPT}".encode()).hexdigest()[:16]
         if not (folder / "disk").exists():
             for old in base.glob("*/disk"):
                 shutil.rmtree(old.parent)

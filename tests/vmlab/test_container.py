@@ -99,5 +99,5 @@ def test_libraries_of_another_version_are_found(world: World) -> None:
     seen = world.deploy("plan", "kpro5/one")
 
     assert f"{OTHER_VERSION}, not {VERSION}" in seen.said, seen
-    assert "install driver libraries" in seen.said
+    assert "install driver libraries" in seen.said, seen
     assert PACKAGE.format(VERSION) in seen.said

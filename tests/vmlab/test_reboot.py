@@ -10,7 +10,6 @@ from tests.vmlab.world import CONF, FIRST, SECOND, World
 def test_cut_off_in_the_middle_the_same_command_finishes_and_it_lasts(world: World) -> None:
     """Power off while the GPUs move; again; then one more boot, whose units and guests start."""
     world.playbook(gpus={"persist": "change"})
-    world.machine.sh("sed -i 's/^onboot: 0/onboot: 1/' \"$1\"; sync", CONF).ok()
     process = subprocess.Popen(
         world.argv("up", "kpro5/one", "--only", "gpus", "--yes"),
         stdin=subprocess.DEVNULL,
@@ -34,6 +33,7 @@ def test_cut_off_in_the_middle_the_same_command_finishes_and_it_lasts(world: Wor
     assert done.exit == 0, done
     done = world.up("one", "container")
     assert done.exit == 0, done
+    world.machine.sh("sed -i 's/^onboot: 0/onboot: 1/' \"$1\"; sync", CONF).ok()
     world.machine.cut()
 
     assert world.driver(FIRST) == "nvidia"

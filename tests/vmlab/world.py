@@ -50,6 +50,13 @@ for folder in modprobe.d modules-load.d; do
 done
 cp -a "$1/etc/modules" /etc/modules
 find /etc/pve -type f | while read -r file; do [ -e "$1$file" ] || rm -f "$file"; done
+guest=/var/lib/lxc/129/rootfs
+if [ "$(readlink $guest/usr/lib/x86_64-linux-gnu/libcuda.so.1)" != libcuda.so.580.126.09 ]; then
+  rm -f $guest/usr/lib/x86_64-linux-gnu/libcuda.so* $guest/usr/lib/x86_64-linux-gnu/libnvidia-*
+  cp /var/lib/vz/template/cache/NVIDIA-Linux-x86_64-580.126.09.run $guest/root/driver.run
+  chroot $guest sh /root/driver.run --silent --no-kernel-modules >/dev/null
+  rm $guest/root/driver.run
+fi
 for address in 0000:01:00.0 0000:02:00.0; do
   device=/sys/bus/pci/devices/$address
   [ "$(basename "$(readlink "$device/driver")")" != vfio-pci ] || continue
@@ -182,7 +189,7 @@ class World:
             self.changes.setdefault(section, {}).update(values)
         self.write()
 
-    def deploy(self, *words: str, limit_s: float = 120) -> Answer:
+    def deploy(self, *words: str, limit_s: float = 400) -> Answer:
         """`deploy -i INVENTORY WORDS`."""
         done = subprocess.run(
             self.argv(*words),
@@ -200,7 +207,7 @@ class World:
         program = str(Path(sys.executable).parent / "deploy")
         return [program, "-i", str(self.folder / "inventory"), *words]
 
-    def up(self, name: str, step: str, limit_s: float = 120) -> Answer:
+    def up(self, name: str, step: str, limit_s: float = 400) -> Answer:
         """`deploy up kpro5/NAME --only STEP --yes`."""
         return self.deploy("up", f"kpro5/{name}", "--only", step, "--yes", limit_s=limit_s)
 

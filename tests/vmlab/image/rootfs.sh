@@ -36,6 +36,9 @@ cp /var/lib/vz/template/cache/$package $guest/root/
 chroot $guest sh /root/$package --silent --no-kernel-modules >/dev/null
 rm $guest/root/$package
 python3 -m compileall -q $lab
+# Emulated, an import is dear: without the site module, and deaf to the environment.
+sed -i '1s|^#!/usr/bin/python3$|#!/usr/bin/python3 -IS|' /usr/sbin/pct /usr/sbin/qm /usr/bin/nvidia-smi \
+    $guest/usr/bin/nvidia-smi
 mkdir -p /etc/lab $guest/etc/lab
 for part in host guest; do
     root=
