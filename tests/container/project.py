@@ -80,8 +80,11 @@ do [ ! -e "$path" ] || find "$path" -xdev \( -type f -o -type l \) -printf '%p %
 done | sort
 """
 PROCESSES = "ps -eo ppid=,pid=,lstart=,args="
-SESSION = ("sshd", "pct exec", "ps -eo", "sh -c ps", " sleep ")
-"""What comes and goes with every look, ours or theirs; and the beat of a job's supervisor."""
+SESSION = (
+    *("sshd", "pct exec", "ps -eo", "sh -c ps", " sleep "),
+    *("runc init", "test -e /run/lab/ready"),
+)
+"""What comes and goes with every look, ours, theirs or Docker's; and a supervisor's beat."""
 GROWING = (".log", "/log", "/heartbeat")
 """Files that the server itself writes to."""
 
