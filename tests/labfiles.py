@@ -9,7 +9,7 @@ from __future__ import annotations
 
 BOTH = ("kpro5", "kpro6")
 HOSTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("driver", "lab", "story", "up_faults", "up_path"), ("kpro5",)),
+    **dict.fromkeys(("driver", "lab", "rollback", "story", "up_faults", "up_path"), ("kpro5",)),
     **dict.fromkeys(("hostile_values", "kill", "locks"), ("kpro6",)),
     "init": ("kpro5",),
     "migrate": BOTH,

@@ -1,0 +1,136 @@
+"""Back to an earlier launch, in the lab: done, undone by nothing, killed, and failing.
+
+The tests of this file run in order and share one deployment.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import Lab, Machine, Result
+from project import Project, complete, pristine
+
+pytestmark = pytest.mark.container
+
+ARGS = "sglang[.]launch_server"
+VENV = "/opt/deployer/venvs/tiny"
+
+
+@dataclass(frozen=True)
+class Two:
+    """Two launches that have passed: `old` with another lock, context and port of the playbook."""
+
+    project: Project
+    guest: Machine
+    lab: Lab
+    old: dict[str, Any]
+    new: dict[str, Any]
+
+    def deploy(self, *words: str) -> Result:
+        """Builds and launches take their time on a busy machine."""
+        return self.project.deploy(*words, timeout_s=600)
+
+    def served(self) -> str:
+        """The command line of the server that runs."""
+        [pid] = self.guest.pids(ARGS)[:1]
+        return self.guest.sh(f"tr '\\0' ' ' </proc/{pid}/cmdline").ok().out
+
+    def build(self) -> str:
+        """What engine.venv points to."""
+        return self.guest.sh(f"readlink -f {VENV}").ok().out.strip()
+
+
+@pytest.fixture(scope="module")
+def two(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    """The second `up` changed the lock and the arguments."""
+    _, guest = pristine(lab)
+    project = Project(tmp_path_factory.mktemp("rollback"))
+    project.deploy("up", "kpro5", timeout_s=600).ok()
+    lock = project.folder / "playbooks" / "locks" / "lab.txt"
+    lock.write_text(f"# another\n{lock.read_text()}")
+    document = {"args": {**ARGUMENTS, "context-length": 2048}}
+    project.playbook(serve=document)
+    project.deploy("up", "kpro5", timeout_s=600).ok()
+    old, new = project.state()["launches"]
+    assert (old["verdict"], new["verdict"]) == ("stopped", "good")
+    assert old["venv"] != new["venv"]
+    yield Two(project, guest, lab, old, new)
+
+
+ARGUMENTS = {
+    "tp-size": 2,
+    "mem-fraction-static": 0.88,
+    "mamba-full-memory-ratio": 0.5,
+    "max-running-requests": 16,
+    "reasoning-parser": "qwen3",
+}
+
+
+def test_it_says_where_it_would_go(two: Two) -> None:
+    done = two.deploy("rollback", "kpro5").ok()
+    assert f"kpro5/tiny: goes back to launch {two.old['id']}" in done.out
+    assert "venv: there; weights: there" in done.out
+    assert "add --yes" in done.err
+    told = json.loads(two.deploy("--json", "rollback", "kpro5").ok().out)
+    assert (told["to"], told["now"]) == (two.old["id"], two.new["id"])
+    assert "2048" in two.served()
+
+
+def test_a_kill_at_the_launch_and_the_same_command_finishes(two: Two) -> None:
+    """The build of that time is gone too, and comes back from the kept lock."""
+    two.guest.sh('rm -rf "$1"', two.old["venv"]).ok()
+    again = two.deploy("rollback", "kpro5").ok()
+    assert "venv: is built from its lock" in again.out
+    program = str(Path(sys.executable).parent / "deploy")
+    words = ["-i", str(two.project.folder / "inventory"), "--jsonl", "rollback", "kpro5", "--yes"]
+    with subprocess.Popen([program, *words], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            event = json.loads(line)
+            if event.get("event") == "job_started" and event.get("step") == "launch":
+                process.kill()
+    assert process.returncode == -9
+    blocked = two.deploy("up", "kpro5")
+    assert blocked.exit == 1 and "(not finished)" in blocked.err, blocked.err
+    told = json.loads(two.deploy("--json", "rollback", "kpro5").ok().out)
+    assert told["to"] == two.old["id"] and "goes on" in told["why"]
+    two.deploy("rollback", "kpro5", "--yes").ok()
+    own = two.project.state()
+    last = own["launches"][-1]
+    assert (last["verdict"], last["fingerprint"]) == ("good", two.old["fingerprint"])
+    assert (last["argv"], last["variant"]) == (two.old["argv"], two.old["variant"])
+    assert own["known_good"] == last["id"] and own["rollback"]["outcome"] == "done"
+    assert "4096" in two.served() and len(complete()) > 5
+    record = json.loads(two.guest.read(f"{VENV}/deployer.json"))
+    assert two.build() == two.old["venv"] and record["lock"]
+    same = two.deploy("rollback", "kpro5", "--yes").ok()
+    assert "rolled back to launch" in same.out + same.err
+    assert two.project.state()["launches"][-1]["id"] == last["id"]
+
+
+def test_up_does_not_undo_it(two: Two) -> None:
+    before = two.served()
+    for words in (("up", "kpro5"), ("restart", "kpro5")):
+        done = two.deploy(*words)
+        assert done.exit == 1 and "rolled back to launch" in done.err and "--retry" in done.err
+    assert two.served() == before and two.build() == two.old["venv"]
+
+
+def test_a_rollback_that_fails_puts_back_what_served(two: Two) -> None:
+    before = two.project.state()["launches"][-1]["id"]
+    two.lab.fault("server-degenerate")
+    try:
+        done = two.deploy("rollback", "kpro5", two.new["id"], "--yes")
+    finally:
+        two.lab.fault("server-degenerate", on=False)
+    assert done.exit == 5, done.err
+    assert f"what served before (launch {before}) serves again as launch" in done.err
+    assert "4096" in two.served() and two.build() == two.old["venv"]
+    assert two.project.state()["rollback"]["outcome"] == "failed"
