@@ -82,7 +82,7 @@ done | sort
 PROCESSES = "ps -eo ppid=,pid=,lstart=,args="
 SESSION = (
     *("sshd", "pct exec", "ps -eo", "sh -c ps", " sleep "),
-    *("runc init", "test -e /run/lab/ready"),
+    *("runc init", "runc:[", "test -e /run/lab/ready"),
 )
 """What comes and goes with every look, ours, theirs or Docker's; and a supervisor's beat."""
 GROWING = (".log", "/log", "/heartbeat")
