@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
 import subprocess
@@ -20,7 +19,10 @@ APPEND = (
     # Emulated, each of these costs time at every fork and every page.
     "init_on_alloc=0 hardened_usercopy=off transparent_hugepage=never nowatchdog "
     # A busy machine may give no tick in time, and the kernel would take the timer for broken.
-    "no_timer_check"
+    "no_timer_check tsc=reliable clocksource=tsc "
+    # A library at another address is translated anew at each start of a program: three times the
+    # time of a process.
+    "norandmaps"
 )
 
 
@@ -165,8 +167,6 @@ class Machine:
             gpus += ["-device", f"secondary-vga,bus={port},addr=0.0,multifunction=on"]
             gpus += ["-device", f"intel-hda,bus={port},addr=0.1"]
         return [
-            # Emulated, it is slow enough; where we may, its instructions come before other tests'.
-            *(("nice", "-n", "-5") if os.geteuid() == 0 else ()),
             "qemu-system-x86_64",
             *("-M", "q35", "-accel", "tcg,thread=multi,tb-size=256"),
             *("-smp", "2", "-m", str(MEMORY_MIB)),
