@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployer import crosscheck
-from deployer.deployment import Deployment, Peer, worker_url
+from deployer.deployment import Deployment, Node, Peer, worker_url
 from deployer.document import Document, load, read_text
 from deployer.errors import DocumentError, UsageError
 from deployer.inventory import DeploymentEntry, Host, InventoryFile, Ssh
@@ -89,8 +89,11 @@ class Catalog:
         all_: bool = False,
         variant: str | None = None,
         limit: Sequence[str] = (),
+        whole: bool = True,
     ) -> list[Deployment]:
         """The deployments that HOST and HOST/NAME words mean, each once, in the order named.
+
+        A word that means one node of a server means all of them, in rank order, if `whole`.
 
         `variant` overrides the inventory's; `limit` leaves only what its patterns are like, see
         `names.like`. Raises UsageError for a word or variant that means
@@ -116,7 +119,9 @@ class Catalog:
         if limit:
             chosen = _limited(chosen, limit)
         selected = [self._deployment(host, name, variant) for host, name in chosen]
-        for host in dict.fromkeys(host for host, _ in chosen):
+        if whole:
+            selected = self._whole(selected, variant, limited=bool(limit))
+        for host in dict.fromkeys(want.host_name for want in selected):
             crosscheck.check_ports(self.documents[host], host, self._ports(host))
         return selected
 
@@ -179,8 +184,11 @@ class Catalog:
             variant=variant or entry.variant,
             guest_keys=self._guest_keys(host_name, entry),
             peers=self._peers(host_name, name, loaded.playbook),
+            node=self._node(host_name, name, loaded, document),
         )
         crosscheck.check_variant(deployment, document)
+        if deployment.node is not None:
+            crosscheck.check_node(deployment, document)
         known = [rung.name for rung in loaded.playbook.variants]
         if variant and variant not in known:
             raise UsageError(
@@ -190,6 +198,82 @@ class Catalog:
                 fix=f"variants: {listed(known)}",
             )
         return deployment
+
+    def _whole(
+        self, selected: Sequence[Deployment], variant: str | None, *, limited: bool
+    ) -> list[Deployment]:
+        """With the other nodes of each, in rank order. Raises UsageError for a half of --limit."""
+        found: dict[str, Deployment] = {}
+        named = {want.id for want in selected}
+        for want in selected:
+            hosts = want.node.hosts if want.node is not None else (want.host_name,)
+            lacking = [
+                f"{host}/{want.name}" for host in hosts if f"{host}/{want.name}" not in named
+            ]
+            if limited and lacking:
+                raise UsageError(
+                    f"--limit leaves {want.id} without {listed(lacking)}: they are one server",
+                    fix="name all of its nodes, or none",
+                )
+            for host in hosts:
+                one = want if host == want.host_name else None
+                found.setdefault(
+                    f"{host}/{want.name}", one or self._deployment(host, want.name, variant)
+                )
+        return list(found.values())
+
+    def _node(
+        self, host_name: str, name: str, loaded: LoadedPlaybook, document: Document
+    ) -> Node | None:
+        """Its place among the playbook's nodes. Raises DocumentError when they do not fit."""
+        nodes = loaded.playbook.nodes
+        if nodes is None:
+            return None
+        at = ("hosts", host_name, "deployments", name)
+        mine = self.hosts[host_name].deployments[name]
+        if host_name not in nodes:
+            raise document.error(
+                (*at, "playbook"),
+                f"{host_name}/{name}: playbook {mine.playbook} is for the nodes {listed(nodes)}",
+                fix=f"add {host_name} to `nodes:` of the playbook, or name another playbook",
+            )
+        for index, other in enumerate(nodes):
+            place = ("nodes", index)
+            if other not in self.hosts:
+                raise loaded.document.error(
+                    place,
+                    f"nodes: no host `{other}` in the inventory{did_you_mean(other, self.hosts)}",
+                    fix=f"hosts: {self._listed()}",
+                )
+            entry = self.hosts[other].deployments.get(name)
+            if entry is None or entry.playbook != mine.playbook:
+                raise loaded.document.error(
+                    place,
+                    f"nodes: host `{other}` has no deployment `{name}` of this playbook",
+                    fix=f"add it to the inventory: deployments, {name}, playbook: {mine.playbook}",
+                )
+            if entry.variant != mine.variant:
+                raise document.error(
+                    at,
+                    f"{host_name}/{name} and {other}/{name} are one server of two variants",
+                    fix="write the same `variant:` in both",
+                    key=True,
+                )
+        first = self.hosts[nodes[0]]
+        entry = first.deployments[name]
+        container = first.containers.get(entry.container or 0)
+        if entry.node_address is None and container is not None and container.ssh is None:
+            raise self.documents[nodes[0]].error(
+                ("hosts", nodes[0], "deployments", name),
+                f"{nodes[0]}/{name} is the first of its nodes, and how the others reach its "
+                "container is not known",
+                fix="add `node_address:` with the container's own address",
+                key=True,
+            )
+        address = entry.node_address or _guest_ssh(first, entry).address
+        address = f"[{address}]" if ":" in address and address[0] != "[" else address
+        init = f"{address}:{loaded.playbook.serve.dist_port}"
+        return Node(nodes.index(host_name), tuple(nodes), init)
 
     def _guest_keys(self, host_name: str, entry: DeploymentEntry) -> str | None:
         """The public keys for a container that may be created; None when their file is missing."""
@@ -236,6 +320,12 @@ class Catalog:
             port = entry.port or (loaded.playbook.serve.port if loaded else None)
             if port is not None:
                 yield label, entry.container, port
+
+
+def _guest_ssh(host: Host, entry: DeploymentEntry) -> Ssh:
+    """How the machine that the model runs on is reached; the host's, without one of its own."""
+    container = None if entry.container is None else host.containers.get(entry.container)
+    return container.ssh if container is not None and container.ssh is not None else host.ssh
 
 
 def _limited(

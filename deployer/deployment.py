@@ -18,6 +18,22 @@ class Peer:
 
 
 @dataclass(frozen=True)
+class Node:
+    """One place of a server that runs on several hosts. Rank 0 answers requests."""
+
+    rank: int
+    hosts: tuple[str, ...]
+    """All of them, in rank order."""
+    init: str
+    """ADDRESS:PORT at which rank 0 is met."""
+
+    @property
+    def args(self) -> dict[str, ArgValue]:
+        """What the server is told of it."""
+        return {"nnodes": len(self.hosts), "node-rank": self.rank, "dist-init-addr": self.init}
+
+
+@dataclass(frozen=True)
 class Deployment:
     """What `deploy up HOST/NAME` works on."""
 
@@ -35,6 +51,8 @@ class Deployment:
     """The public keys for a container that is created; None: their file is not there."""
     peers: tuple[Peer, ...] = ()
     """The other replicas behind the same router."""
+    node: Node | None = None
+    """Its place among the playbook's nodes; None: a server of its own."""
 
     @property
     def id(self) -> str:
@@ -73,6 +91,11 @@ class Deployment:
         return self.entry.port or self.playbook.serve.port
 
     @property
+    def follows(self) -> bool:
+        """Is it a node that answers no requests itself?"""
+        return self.node is not None and self.node.rank > 0
+
+    @property
     def worker_url(self) -> str:
         """How a router reaches the server."""
         return worker_url(self.host, self.entry, self.playbook)
@@ -91,6 +114,8 @@ class Deployment:
         for rung in self.playbook.variants:
             if rung.name == name:
                 args.update(rung.args)
+        if self.node is not None:
+            args.update(self.node.args)
         return {flag: value for flag, value in args.items() if value is not False}
 
 

@@ -170,6 +170,8 @@ class DeploymentEntry(Strict):
     """How clients reach the server, for messages; None: http://ADDRESS:PORT."""
     worker_url: Line | None = None
     """How a router reaches the server; None: `url`."""
+    node_address: Annotated[str, Field(pattern=names.ADDRESS)] | None = None
+    """With `nodes` of the playbook: how the other nodes reach this one; None: its ssh address."""
     replica: Replica | None = None
     """`up` takes it out of the router before its server stops, and in again when it has passed."""
     cutover: Cutover | None = None

@@ -28,6 +28,10 @@ FIELD_OF_FLAG = {
     "api-key": "serve.api_key_env",
 }
 """Flags of the server that have a field of their own; they may not stand among the arguments."""
+NODE_FLAGS = frozenset({"nnodes", "node-rank", "dist-init-addr", "nccl-init-addr"})
+"""Flags that `nodes` sets."""
+DIST_PORTS = 6
+"""SGLang 0.5.11 uses so many ports from `--dist-init-addr` on (PortArgs.init_new)."""
 SECRET_FLAGS = frozenset({"admin-api-key", "ssl-keyfile-password"})
 """Flags whose value is a secret: on a command line, in plans and in the state all could read it."""
 
@@ -191,6 +195,8 @@ class Serve(Strict):
         default_factory=dict
     )
     env: dict[EnvName, Annotated[str, Field(pattern=names.ENV_VALUE)]] = Field(default_factory=dict)
+    dist_port: Port = 20000
+    """With `nodes`: the first node is met by the others at this port, and 5 above it are used."""
     api_key_env: EnvName | None = None
     """Name of the controller's environment variable with the API key."""
     ready_timeout_s: Seconds = 1800.0
@@ -294,6 +300,9 @@ class Playbook(Strict):
     """One playbook file."""
 
     model: Model
+    nodes: list[Annotated[str, Field(pattern=names.HOST_NAME)]] | None = None
+    """Hosts that serve the model together (SGLang's --nnodes), the first answers. Each has a
+    deployment of the same name with this playbook. None: each deployment is a server of its own."""
     download: Download = Field(default_factory=Download)
     driver: Driver
     gpus: Gpus = Field(default_factory=Gpus)

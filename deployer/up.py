@@ -309,7 +309,7 @@ def _one(
     if aim is not None:
         aim.begin(want, own)
     if options.repin:
-        _repin(want, own, options, bus)
+        repin(want, own, options, bus)
     outcome, facts = engine.plan()
     result.outcome = outcome
     if options.dry_run:
@@ -418,7 +418,7 @@ def _wait_for_turn(
     rollout.admit(want, waits, idle=idle)
 
 
-def _repin(want: Deployment, own: DeploymentState, options: UpOptions, bus: Bus) -> None:
+def repin(want: Deployment, own: DeploymentState, options: UpOptions, bus: Bus) -> None:
     """The newest file list of the revision in place of the pinned one; not saved here.
 
     Raises HubError, and then the pin is as it was.

@@ -39,7 +39,7 @@ def fullest_gpu(options: Options, word: str, playbook: str) -> Seen:
     Raises UsageError when no deployment there uses the playbook or several do, the host's error
     when it cannot be asked, StepFailed when nvidia-smi does not tell of all GPUs.
     """
-    meant = Catalog.load(options.inventory).select([word])
+    meant = Catalog.load(options.inventory).select([word], whole=False)
     chosen = [want for want in meant if want.playbook_name == playbook]
     if len(chosen) != 1:
         raise UsageError(

@@ -47,7 +47,7 @@ def command(options: Options, word: str, follow: bool, lines: int, launch: str) 
     """
     if options.as_json or options.jsonl:
         raise UsageError("logs prints the log as it is", fix="leave out --json and --jsonl")
-    deployments = Catalog.load(options.inventory).select([word])
+    deployments = Catalog.load(options.inventory).select([word], whole=False)
     if len(deployments) != 1:
         raise UsageError(
             f"{word} has {len(deployments)} deployments",

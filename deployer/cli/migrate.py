@@ -111,10 +111,13 @@ def pair(catalog: Catalog, source: str, destination: str) -> tuple[Deployment, D
 
 
 def _one(catalog: Catalog, word: str, name: str) -> Deployment:
+    from deployer.crosscheck import refuse_nodes
+
     host_name, slash, _ = word.partition("/")
     if not slash and name and name in catalog.host(host_name).deployments:
         word = f"{host_name}/{name}"
     found = catalog.select([word])
+    refuse_nodes(found, "migrate")
     if len(found) != 1:
         raise UsageError(
             f"{word} has {len(found)} deployments",

@@ -12,6 +12,7 @@ from deployer.cli.deadline import deadline
 from deployer.cli.options import Options, common
 from deployer.cli.output import print_json
 from deployer.cli.plain import number, printable
+from deployer.crosscheck import refuse_nodes
 from deployer.errors import Unreachable, UsageError
 from deployer.rollback import RollBack, choices, choose, made_of, rollback_steps, then
 from deployer.rollback_sight import Choice, There, described, look, present_words
@@ -83,6 +84,7 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
 
 def _one(options: Options, word: str) -> Deployment:
     found = options.select([word], False)
+    refuse_nodes(found, "rollback")
     if len(found) != 1:
         raise UsageError(
             f"{word} has {len(found)} deployments",

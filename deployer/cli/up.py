@@ -17,11 +17,14 @@ from deployer.cli.output import Output, print_json
 from deployer.cli.plan import plan_document, print_results
 from deployer.cli.report import error_dict, print_error
 from deployer.cli.summary import print_summary
+from deployer.crosscheck import refuse_nodes
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
 from deployer.errors import DeployError, UsageError
+from deployer.events import Bus
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.model import PlanState
+from deployer.multinode import up_nodes
 from deployer.names import listed
 from deployer.rollout import Rollout
 from deployer.steps.base import Step
@@ -111,8 +114,11 @@ def run_up(
 
     `canary` and `max_failures`: see Rollout. `quiet`: the caller shows plans and document.
     """
-    groups = by_host(deployments)
-    many = len(groups) > 1
+    alone, servers = _by_server(deployments) if _starts(steps, serves) else (deployments, [])
+    if aim is not None:
+        refuse_nodes(deployments, name)
+    groups = by_host(alone)
+    many = len(groups) > 1 or bool(servers)
     output = Output(
         options,
         show_plan=dry_run and not quiet,
@@ -123,9 +129,7 @@ def run_up(
     if not (serves and selection.acts(NAMES, "verify")):
         # No gates, nothing for a canary to prove.
         canary = False
-    rollout = Rollout(
-        deployments, canary=canary, max_failures=max_failures, slots=slots, cancel=cancel
-    )
+    rollout = Rollout(alone, canary=canary, max_failures=max_failures, slots=slots, cancel=cancel)
     asks = not options.yes and not options.jsonl and sys.stdin.isatty() and sys.stderr.isatty()
     how = UpOptions(
         base=options.inventory,
@@ -154,9 +158,11 @@ def run_up(
                 slots=slots,
                 refusal=rollout.refusal,
             )
+            # After the others: a host may have a server of its own besides.
+            joint = [result for one in servers for result in _nodes(one, how, output.bus)]
     finally:
         output.close()
-    results = [result for host in done.values() for result in host]
+    results = [*(result for host in done.values() for result in host), *joint]
     code = exit_code([result.error for result in results])
     if options.as_json:
         if not quiet:
@@ -171,6 +177,30 @@ def run_up(
     if code == 0 and exit_on_changes and any(r.outcome and r.outcome.pending for r in results):
         return 6
     return code
+
+
+def _starts(steps: Callable[[], list[Step]], serves: bool) -> bool:
+    """Does the run launch? Then the nodes of one server are one; else each is looked at alone."""
+    return serves and any(step.name == "launch" for step in steps())
+
+
+def _by_server(
+    deployments: Sequence[Deployment],
+) -> tuple[list[Deployment], list[list[Deployment]]]:
+    """Those that are a server each, and the nodes of each server of several, in rank order."""
+    alone, servers = [], dict[tuple[str, tuple[str, ...]], list[Deployment]]()
+    for want in deployments:
+        if want.node is None:
+            alone.append(want)
+        else:
+            servers.setdefault((want.name, want.node.hosts), []).append(want)
+    return alone, list(servers.values())
+
+
+def _nodes(wants: Sequence[Deployment], how: UpOptions, bus: Bus) -> list[DeploymentResult]:
+    if how.cancel.asked:
+        return [DeploymentResult(want.id, error=how.cancel.error(want.id)) for want in wants]
+    return up_nodes(wants, how, bus)
 
 
 def _words(deployments: Sequence[Deployment]) -> str:

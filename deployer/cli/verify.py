@@ -18,7 +18,8 @@ from deployer.reverify import verify_steps
 @common
 def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     """Run the gates again on a running server; exit code 5 when it is not good."""
-    deployments = options.select(words, all_)
+    # A node that follows answers nothing: its verdict is that of rank 0.
+    deployments = [want for want in options.select(words, all_) if not want.follows]
     return run_up(
         dataclasses.replace(options, yes=True),
         deployments,

@@ -298,7 +298,7 @@ class LaunchStep(Step):
         then = copy.copy(context)
         then.want = as_launched(context.want, good)
         either = f"the last known-good launch {good.id} did not start again either"
-        seen = SeenBefore(self.seen.weights, good.venv, good.recipe)
+        seen = SeenBefore(self.seen.weights, good.venv, good.recipe, self.seen.launch)
         try:
             mark, argv = good.fingerprint, command_of(good)
             job, launch = start_command(then, argv, mark, note_of(good), key, seen)

@@ -35,6 +35,13 @@ class SeenBefore:
     """The build behind engine.venv."""
     recipe: str | None = None
     """Of the launch that is started again; None for one of the playbook, which is kept now."""
+    launch: str = ""
+    """The id that all nodes of the launch share; '' gives it one of its own."""
+
+
+def new_launch_id() -> str:
+    """Sortable and unique: 20261130-065012-ab12."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 def start_command(
@@ -47,7 +54,7 @@ def start_command(
 ) -> tuple[JobIdentity, Launch]:
     """Starts the job; the launch is in the state file before. Raises StepFailed."""
     want = context.want
-    launch_id = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    launch_id = seen.launch or new_launch_id()
     recipe, manifest = seen.recipe, context.state.manifest
     if recipe is None and context.keep is not None and manifest is not None:
         recipe = context.keep(want, manifest)

@@ -55,7 +55,8 @@ class ServingFact:
 
 def serving_probe(want: Deployment) -> Probe:
     """One look: the verdict file and, when it is good, the agent's light mode."""
-    served = want.playbook.model.served_name
+    # A node that follows owns its port and answers /health there; it names no model.
+    served = "" if want.follows else want.playbook.model.served_name
     return Probe(
         "serving",
         want.guest,
@@ -121,13 +122,18 @@ def _unasked(output: ProbeOutput) -> str:
 
 
 def light_problem(answer: dict[str, Any], served_name: str) -> str:
-    """What the agent's answer to `light` speaks against; '' when the server serves."""
+    """What the agent's answer to `light` speaks against; '' when the server serves.
+
+    Without a `served_name` it need only own its port.
+    """
     if not answer.get("ok"):
         return str(answer.get("error", "the agent failed"))
     if not answer.get("alive"):
         return "its process is gone"
     if not answer.get("owned"):
         return "it does not own its port"
+    if not served_name:
+        return ""
     models = answer.get("models") or {}
     if served_name not in models.get("ids", []):
         shown = models.get("error") or models.get("ids") or f"status {models.get('status')}"

@@ -12,13 +12,19 @@ from typing import Any
 
 import torch
 
-from sglang.lookalike import deaths, faults, logs, memory, process, weights
+from sglang.lookalike import deaths, faults, logs, memory, process, rendezvous, weights
 from sglang.version import RELEASE
 
 NEW = RELEASE >= (0, 5, 20)
 BAR = "Multi-thread loading shards" if RELEASE >= (0, 5, 11) else (
     "Loading safetensors checkpoint shards"
 )  # fmt: skip
+
+
+def ranks(args: Any) -> range:
+    """The tensor-parallel ranks of this node (`_calculate_rank_ranges`, without pipelines)."""
+    each = args.tp_size // args.nnodes
+    return range(each * args.node_rank, each * (args.node_rank + 1))
 
 
 def run_scheduler_process(args: Any, rank: int, parent: int, pipe: Connection) -> None:
@@ -78,6 +84,7 @@ class Scheduler:
         self.text = args.model_config.text
         self.hybrid = args.model_config.hybrid
         self.leader = rank == 0
+        self.local = rank - ranks(args).start
 
     def start(self) -> dict[str, Any]:
         deaths.strike(deaths.STARTING, self.args)
@@ -107,7 +114,7 @@ class Scheduler:
 
     def init_torch_distributed(self) -> None:
         logs.say("Init parallel begin." if NEW else "Init torch distributed begin.")
-        index = self.args.base_gpu_id + self.rank * self.args.gpu_id_step
+        index = self.args.base_gpu_id + self.local * self.args.gpu_id_step
         try:
             torch.cuda.set_device(index)
         except RuntimeError:
@@ -133,6 +140,9 @@ class Scheduler:
         used = memory.CONTEXT_GIB[self.args.tp_size > 1]
         self.pre = free - used
         logs.wait(0.3)
+        if self.args.nnodes > 1:
+            peers = rendezvous.join(self.args, self.rank, self.args.tp_size)
+            rendezvous.watch(peers, os.getppid())
         if self.args.tp_size > 1 and self.leader:
             logs.say("sglang is using nccl==2.28.9")
         if NEW:

@@ -37,6 +37,11 @@ class ServerArgs:
             return repr(shown)
         return f"ServerArgs({', '.join(f'{k}={v!r}' for k, v in shown.items())})"
 
+    def check_server_args(self) -> None:
+        """At the launch, before the arguments are shown."""
+        if self.tp_size * self.pp_size % self.nnodes:
+            raise AssertionError("tp_size must be divisible by number of nodes")
+
     def __post_init__(self) -> None:
         self._handle_missing_default_values()
         self.get_model_config()

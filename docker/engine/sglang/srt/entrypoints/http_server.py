@@ -15,7 +15,7 @@ import traceback
 from typing import Any
 from urllib.parse import urlsplit
 
-from sglang.lookalike import deaths, logs, process, scheduler
+from sglang.lookalike import deaths, follower, logs, process, scheduler
 from sglang.lookalike.engine import Engine
 from sglang.lookalike.http import Handler, Server
 from sglang.version import RELEASE
@@ -26,6 +26,7 @@ DRAIN_POLL_S, WATCHDOG_S = 5.0, 1.0
 def launch_server(server_args: Any) -> None:
     """Blocks for the life of the server. The usual end is SIGKILL by itself."""
     signal.signal(signal.SIGQUIT, _launch_phase_sigquit_handler)
+    server_args.check_server_args()
     logs.say(f"server_args={server_args!r}")
     logs.say("Using default HuggingFace chat template with detected content format: openai")
     if not os.path.exists(os.path.join(server_args.tokenizer_path, "tokenizer.json")):
@@ -35,6 +36,11 @@ def launch_server(server_args: Any) -> None:
             "with the same name."
         )
     children, info = _launch_subprocesses(server_args)
+    if server_args.node_rank >= 1:
+        follower.run(server_args, children)
+        # The real one goes on here as if it were rank 0, on a port that its health server has.
+        HttpServer(server_args, Engine(server_args, info), children).port_is_taken()
+        return
     HttpServer(server_args, Engine(server_args, info), children).run()
 
 
@@ -49,9 +55,10 @@ def _launch_subprocesses(args: Any) -> tuple[list[Any], dict[str, Any]]:
     children, pipes = [], []
     parent = os.getpid()
     works: list[tuple[Any, tuple[Any, ...]]] = [
-        (scheduler.run_scheduler_process, (args, rank, parent)) for rank in range(args.tp_size)
+        (scheduler.run_scheduler_process, (args, rank, parent)) for rank in scheduler.ranks(args)
     ]
-    works.append((scheduler.run_detokenizer_process, (parent,)))
+    if args.node_rank == 0:
+        works.append((scheduler.run_detokenizer_process, (parent,)))
     for work, given in works:
         mine, theirs = spawn.Pipe()
         child = spawn.Process(target=work, args=(*given, theirs))

@@ -1,0 +1,527 @@
+"""`deploy up` of one server on several hosts (`nodes` of the playbook), with one verdict.
+
+Take the local locks, look at all nodes at once, decide. With one wanted launch alive on all of them
+and passed, that was all. Else take the host locks, prepare every node (driver to shards, at once),
+stop what is not part of a launch of all, start all, judge rank 0. Killed at any moment, the same
+command joins a launch that is alive on all nodes, and stops a part of one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from deployer.deployment import Deployment
+from deployer.engine import Engine, Outcome, Selection
+from deployer.errors import Defect, DeployError, NotStarted, StepBlocked
+from deployer.events import Bus, Event, Note, RunFinished, RunStarted
+from deployer.kept import Kept
+from deployer.locallock import LocalLock
+from deployer.model import Facts, Plan, PlanState, Where
+from deployer.multinode_launch import Follower, NodesLaunch, NodesVerify, job_of
+from deployer.multinode_threads import raise_first, together
+from deployer.recipe import recipe_of
+from deployer.remote.transport import Transport
+from deployer.restart import RestartStop
+from deployer.session import HostSession
+from deployer.state import DeploymentState, HostState, Manifest
+from deployer.state_file import StateFile
+from deployer.steps.base import Step, StepContext
+from deployer.steps.launch import LaunchStep
+from deployer.steps.server_facts import ServerFact
+from deployer.steps.stop import StopStep
+from deployer.steps.stop_told import stop_ours
+from deployer.steps.verify import VerifyStep
+from deployer.up import DeploymentResult, RunRecord, UpOptions, new_run_id, proven, repin
+
+
+class NodeStop(StopStep):
+    """As `stop`; with a `reason`, the wanted launch of this node ends too."""
+
+    reason: str = ""
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """A part of a launch is of no use to a launch of all."""
+        plan = super().plan(want, facts, state)
+        job = job_of(facts)
+        if not self.reason or job is None or plan.state is not PlanState.NOTHING:
+            return plan
+        change = dataclasses.replace(stop_ours(want, job, False), reason=self.reason)
+        refused = self.successor_refused(want, facts, state)
+        return refused or Plan.change(
+            self.reason, change, *self.left_changes(want, facts.need(ServerFact))
+        )
+
+
+class _Failed(Exception):
+    """Nodes' errors by host; those of the others are `NotStarted`."""
+
+    def __init__(self, errors: Mapping[str, DeployError]) -> None:
+        super().__init__(", ".join(errors))
+        self.errors = errors
+
+
+@dataclass
+class _Node:
+    """One node of the run: its connections, its state, its steps."""
+
+    want: Deployment
+    session: HostSession
+    state_file: StateFile
+    state: HostState
+    own: DeploymentState
+    steps: list[Step]
+    transports: Mapping[Where, Transport]
+    options: UpOptions
+    bus: Bus
+    run_id: str
+    local: LocalLock | None
+    result: DeploymentResult
+    stop: NodeStop
+    launch: LaunchStep
+    facts: Facts = field(default_factory=Facts)
+
+    @property
+    def host(self) -> str:
+        return self.want.host_name
+
+    def save(self) -> None:
+        self.state_file.save(self.state)
+
+    def look(self, reason: str) -> None:
+        self.facts = self.engine(self.steps).look(reason)
+
+    def keep(self, want: Deployment, manifest: Manifest) -> str:
+        kept = Kept(self.options.deploy_dir / "kept")
+        return kept.add(recipe_of(want, manifest), want.lock_text)
+
+    def entered(self, step: str) -> None:
+        self.result.acted = True
+        if self.local is not None:
+            self.local.enter(step)
+        self.session.entered(step)
+
+    def engine(
+        self,
+        steps: Sequence[Step],
+        gather: Callable[[], Facts] | None = None,
+        on_step: Callable[[str], None] | None = None,
+    ) -> Engine:
+        """`steps` act; those of the whole run look."""
+        return Engine(
+            self.want,
+            steps,
+            gather or (lambda: self.session.look(self.want, self.steps)),
+            self.transports,
+            state=self.own,
+            save=self.save,
+            bus=self.bus,
+            run_id=self.run_id,
+            environ=self.options.environ,
+            on_step=on_step or self.entered,
+            keep=self.keep,
+        )
+
+    def apply(self, steps: Sequence[Step]) -> None:
+        """Runs these steps on this node alone."""
+        outcome = Outcome()
+        try:
+            self.facts = self.engine(steps).apply(outcome, self.facts, Selection())
+        finally:
+            self.changed(outcome)
+
+    def changed(self, outcome: Outcome) -> None:
+        if self.result.outcome is not None:
+            self.result.outcome.changed += outcome.changed
+
+    def follower(self) -> Follower:
+        """What the launch of all knows of it. Its save, bus and facts are this node's."""
+        context = StepContext(
+            want=self.want,
+            run_id=self.run_id,
+            bus=self.bus,
+            transports=self.transports,
+            reprobe=lambda: self.session.look(self.want, self.steps),
+            state=self.own,
+            save=self.save,
+            step="launch",
+            environ=self.options.environ,
+            keep=self.keep,
+        )
+        return Follower(context, self.launch)
+
+
+def up_nodes(wants: Sequence[Deployment], options: UpOptions, bus: Bus) -> list[DeploymentResult]:
+    """Brings one server up on all its nodes; `wants` are they, in rank order.
+
+    Every error is in the results: the cause with its node, and NotStarted with the others.
+    """
+    run_id = new_run_id()
+    results = [DeploymentResult(want.id) for want in wants]
+    with contextlib.ExitStack() as records:
+        try:
+            if not options.dry_run:
+                bus = _recorded(records, wants, options, run_id, bus)
+            _up(wants, results, options, bus, run_id)
+        except KeyboardInterrupt:
+            for want in wants:
+                bus.emit(RunFinished(want.host_name, want.id, 130, "interrupted"))
+            raise
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - told with its nodes
+            _tell(wants, results, error, options, bus)
+    return results
+
+
+def _up(
+    wants: Sequence[Deployment],
+    results: Sequence[DeploymentResult],
+    options: UpOptions,
+    bus: Bus,
+    run_id: str,
+) -> None:
+    for want in wants:
+        bus.emit(RunStarted(want.host_name, want.id, run_id, options.command))
+    with contextlib.ExitStack() as stack:
+        _Run(stack, wants, results, options, bus, run_id).story()
+        for want, result in zip(wants, results, strict=True):
+            words = _summary(want, result)
+            bus.emit(RunFinished(want.host_name, want.id, 0, words, "", result.result))
+
+
+def _recorded(
+    stack: contextlib.ExitStack,
+    wants: Sequence[Deployment],
+    options: UpOptions,
+    run_id: str,
+    bus: Bus,
+) -> Bus:
+    """Each node's record has the events of its host."""
+    records: dict[str, RunRecord] = {}
+    for want in wants:
+        record = RunRecord(options.deploy_dir / "runs", run_id, want.host_name)
+        stack.callback(record.close)
+        records[want.host_name] = record
+
+    def write(event: Event) -> None:
+        if event.host in records:
+            records[event.host](event)
+
+    return Bus(write, bus.emit)
+
+
+class _Run:
+    """One run on all nodes."""
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        wants: Sequence[Deployment],
+        results: Sequence[DeploymentResult],
+        options: UpOptions,
+        bus: Bus,
+        run_id: str,
+    ) -> None:
+        self.options = options
+        self.run_id = run_id
+        self.bus = bus
+        locks: dict[str, LocalLock] = {}
+        if not options.dry_run:
+            # In name order: of two runs that meet, one gets all of them.
+            for host in sorted(want.host_name for want in wants):
+                locks[host] = LocalLock(
+                    options.deploy_dir, host, run_id=run_id, command=options.command
+                )
+                stack.enter_context(locks[host])
+        self.nodes = [
+            self._node(stack, want, result, locks.get(want.host_name))
+            for want, result in zip(wants, results, strict=True)
+        ]
+        self.leader, self.others = self.nodes[0], self.nodes[1:]
+        self.names = [step.name for step in self.leader.steps]
+        self.restarts = any(isinstance(step, RestartStop) for step in options.steps())
+        self.followers = [node.follower() for node in self.others]
+        self.launch = NodesLaunch(self.followers, options.cancel)
+        self.verify = NodesVerify(self.followers)
+
+    def story(self) -> None:
+        """From a look to one verdict."""
+        options, leader = self.options, self.leader
+        self._one_pin()
+        self._all(lambda node: node.look("first look"))
+        self._judge()
+        self._plan()
+        if options.dry_run:
+            return
+        if any(self._acting(node).pending for node in self.nodes):
+            if options.confirm is not None and not self._agreed(options.confirm):
+                return
+            for node in sorted(self.nodes, key=lambda one: one.host):
+                node.session.want_lock(self.run_id)
+                self._of(node, lambda node: node.look("under the host lock"))
+            self._judge()
+        for node in self.nodes:
+            self._of(node, lambda node: node.save())
+        self._refuse_what_stands()
+        self._prepare()
+        self._stop()
+        self._serve()
+        result = leader.result
+        result.left = [
+            step.name
+            for step in (*self._before_stop(leader), leader.stop, self.launch, self.verify)
+            if not options.selection.acts(self.names, step.name)
+            and step.plan(leader.want, leader.facts, leader.own).state is not PlanState.NOTHING
+        ]
+        result.result = proven(leader.want, [self.verify], leader.facts, leader.own)
+
+    # ---- the parts of it
+    def _one_pin(self) -> None:
+        """All nodes load the same commit: that of rank 0."""
+        leader = self.leader
+        if self.options.repin:
+            self._of(leader, lambda node: repin(node.want, node.own, self.options, self.bus))
+        self._share_pin()
+
+    def _share_pin(self) -> None:
+        pin = self.leader.own.manifest
+        for node in self.others:
+            if pin is not None and (
+                node.own.manifest is None or node.own.manifest.commit != pin.commit
+            ):
+                node.own.manifest = pin.model_copy(deep=True)
+
+    def _judge(self) -> None:
+        """Is what runs one wanted launch of all nodes? Else all parts of it end."""
+        self._facts_to_followers()
+        leader = self.leader
+        shared = self.launch.shared(leader.want, leader.facts, leader.own)
+        alive = [node.host for node in self.nodes if job_of(node.facts) is not None]
+        reason = ""
+        if self.restarts:
+            reason = "a restart is asked for"
+        elif alive and not shared:
+            lacking = [node.host for node in self.nodes if node.host not in alive]
+            gone = f"none runs on {', '.join(lacking)}" if lacking else "they are not one launch"
+            reason = f"its nodes start and end together, and {gone}"
+        for node in self.nodes:
+            node.stop.reason = reason
+
+    def _plan(self) -> None:
+        for node in self.nodes:
+            steps: list[Step] = [*self._before_stop(node), node.stop]
+            steps += [self.launch, self.verify] if node is self.leader else [node.launch]
+            node.result.outcome, _ = node.engine(steps).plan(node.facts)
+
+    def _acting(self, node: _Node) -> Outcome:
+        plans = node.result.outcome.plans.items() if node.result.outcome is not None else ()
+        acts = self.options.selection.acts
+        return Outcome({name: plan for name, plan in plans if acts(self.names, name)})
+
+    def _agreed(self, confirm: Callable[[Deployment, Outcome], bool]) -> bool:
+        for node in self.nodes:
+            acting = self._acting(node)
+            if acting.pending and not confirm(node.want, acting):
+                for one in self.nodes:
+                    one.result.declined = True
+                return False
+        return True
+
+    def _refuse_what_stands(self) -> None:
+        """A refusal that nothing can lift comes before any change on any node."""
+        for node in self.nodes:
+            for name, plan in self._acting(node).plans.items():
+                if plan.state is PlanState.BLOCKED and plan.stands:
+                    self._refuse(node, name, plan)
+
+    def _refuse(self, node: _Node, name: str, plan: Plan) -> None:
+        error = StepBlocked(plan.reason, where=f"{node.want.id} {name}", fix=plan.fix)
+        error.exit_code = plan.exit_code
+        raise _Failed({node.host: error})
+
+    def _prepare(self) -> None:
+        """driver to shards; rank 0 learns first which commit it is."""
+        steps = [step for step in self._before_stop(self.leader) if self._acts(step)]
+        leader = self.leader
+        if any(step.name == "shards" for step in steps) and leader.own.manifest is None:
+            shards = next(step for step in steps if step.name == "shards")
+            self._of(leader, lambda node: self._learn(node, shards))
+            self._share_pin()
+        self._all(lambda node: node.apply([s for s in self._before_stop(node) if self._acts(s)]))
+
+    @staticmethod
+    def _learn(node: _Node, step: Step) -> None:
+        step.prepare(dataclasses.replace(node.follower().context, step=step.name))
+
+    def _stop(self) -> None:
+        """Rank 0 first: its parser is asked whether it takes the new arguments, and nothing has
+        ended when it does not."""
+        self._judge()
+        if not self._acts(self.leader.stop):
+            return
+        for node in self.nodes:
+            plan = node.stop.plan(node.want, node.facts, node.own)
+            if plan.state is PlanState.BLOCKED:
+                self._refuse(node, "stop", plan)
+        self._of(self.leader, lambda node: node.apply([node.stop]))
+        self._all(lambda node: node.apply([node.stop]), self.others)
+        for node in self.nodes:
+            node.stop.reason = ""
+
+    def _serve(self) -> None:
+        leader = self.leader
+        steps: list[Step] = [step for step in (self.launch, self.verify) if self._acts(step)]
+        if not steps:
+            return
+
+        def entering(step: str) -> None:
+            for node in self.nodes:
+                node.entered(step)
+
+        self._facts_to_followers()
+        outcome = Outcome()
+        engine = leader.engine(steps, self._gather, entering)
+        try:
+            leader.facts = engine.apply(outcome, leader.facts, Selection())
+        except DeployError as error:
+            raise _Failed({leader.host: error}) from error
+        finally:
+            for node in self.nodes:
+                node.changed(outcome)
+
+    def _gather(self) -> Facts:
+        """Of all nodes; rank 0's are returned, the others' lie with the followers."""
+        errors = together(
+            {
+                node.host: lambda node=node: setattr(  # type: ignore[misc]
+                    node, "facts", node.session.look(node.want, node.steps)
+                )
+                for node in self.nodes
+            },
+            self.options.cancel,
+        )
+        raise_first(errors)
+        self._facts_to_followers()
+        return self.leader.facts
+
+    def _facts_to_followers(self) -> None:
+        for node, follower in zip(self.others, self.followers, strict=True):
+            follower.facts = node.facts
+
+    def _acts(self, step: Step) -> bool:
+        return self.options.selection.acts(self.names, step.name)
+
+    @staticmethod
+    def _before_stop(node: _Node) -> list[Step]:
+        return node.steps[: node.steps.index(node.stop)]
+
+    def _of(self, node: _Node, work: Callable[[_Node], object]) -> None:
+        try:
+            work(node)
+        except DeployError as error:
+            raise _Failed({node.host: error}) from error
+
+    def _all(self, work: Callable[[_Node], None], nodes: Sequence[_Node] | None = None) -> None:
+        """On all nodes at once. Raises _Failed with the errors of all that failed."""
+        works: dict[str, Callable[[], None]] = {
+            node.host: lambda node=node: work(node)  # type: ignore[misc]
+            for node in (self.nodes if nodes is None else nodes)
+        }
+        errors = together(works, self.options.cancel)
+        if errors:
+            raise _Failed(errors)
+
+    # ---- what it is made of
+    def _node(
+        self,
+        stack: contextlib.ExitStack,
+        want: Deployment,
+        result: DeploymentResult,
+        local: LocalLock | None,
+    ) -> _Node:
+        session = stack.enter_context(_session(want, self.options, self.bus))
+        state_file = StateFile(self.options.deploy_dir / "state", want.host_name)
+        state = state_file.load()
+        steps, stop, launch = _steps(self.options)
+        return _Node(
+            want,
+            session,
+            state_file,
+            state,
+            state.deployments.setdefault(want.name, DeploymentState()),
+            steps,
+            session.transports(want),
+            self.options,
+            self.bus,
+            self.run_id,
+            local,
+            result,
+            stop,
+            launch,
+        )
+
+
+def _steps(options: UpOptions) -> tuple[list[Step], NodeStop, LaunchStep]:
+    """A node's steps. The whole list looks; `stop` and `launch` are its own."""
+    given = options.steps()
+    retry = any(isinstance(step, StopStep) and step.retry for step in given)
+    stop, launch = NodeStop(retry=retry), LaunchStep()
+    own: dict[str, Step] = {"stop": stop, "launch": launch, "verify": VerifyStep()}
+    return [own.get(step.name, step) for step in given], stop, launch
+
+
+@contextlib.contextmanager
+def _session(want: Deployment, options: UpOptions, bus: Bus) -> Iterator[HostSession]:
+    host = want.host_name
+    session = HostSession(
+        host, want.host, options.base, lambda text: bus.emit(Note(host, "", "lock", "info", text))
+    )
+    try:
+        with options.cancel.waking(session.wake):
+            yield session
+    finally:
+        session.close(lambda text: bus.emit(Note(host, "", "", "warning", text)))
+
+
+def _tell(
+    wants: Sequence[Deployment],
+    results: Sequence[DeploymentResult],
+    error: Exception,
+    options: UpOptions,
+    bus: Bus,
+) -> None:
+    """The cause is its node's; the others were held up by it."""
+    if isinstance(error, _Failed):
+        errors = dict(error.errors)
+    elif isinstance(error, DeployError):
+        errors = {want.host_name: error for want in wants}
+    else:
+        errors = {wants[0].host_name: Defect.of(error, wants[0].id)}
+    causes = [want.id for want in wants if want.host_name in errors]
+    for want, result in zip(wants, results, strict=True):
+        result.error = errors.get(want.host_name) or NotStarted(
+            f"its nodes are one server, and {', '.join(causes)} failed",
+            where=want.id,
+            fix=f"see {causes[0] if causes else 'the others'}",
+        )
+        if options.cancel.asked:
+            result.error = options.cancel.error(want.id)
+        told = result.error
+        bus.emit(RunFinished(want.host_name, want.id, told.exit_code, str(told), told.fix))
+
+
+def _summary(want: Deployment, result: DeploymentResult) -> str:
+    if result.declined:
+        return "declined; nothing was changed"
+    changed = result.outcome.changed if result.outcome is not None else []
+    did = f"changed: {', '.join(changed)}" if changed else "nothing to do"
+    what: dict[str, Any] = result.result
+    if what:
+        return f"{want.id} serves {what['model']} at {what['endpoint']} with its nodes ({did})"
+    if result.left:
+        return f"{did}; left to do: {', '.join(result.left)}"
+    return did

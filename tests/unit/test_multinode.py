@@ -1,0 +1,462 @@
+"""One server on several hosts: what is refused, when it is whole, whose words are the cause."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serverworld import (
+    IDENTITY,
+    READY,
+    UP,
+    Clock,
+    Context,
+    FakeJobs,
+    Script,
+    context,
+    deployment,
+    fact,
+    facts,
+    owner,
+    server_job,
+    state,
+)
+
+from deployer import multinode_launch
+from deployer.cancel import Cancel
+from deployer.catalog import Catalog
+from deployer.cli.up import _by_server
+from deployer.crosscheck import refuse_nodes
+from deployer.deployment import Deployment, Node
+from deployer.errors import (
+    DocumentError,
+    RemoteCommandFailed,
+    StepFailed,
+    Unreachable,
+    UsageError,
+)
+from deployer.model import Facts, PlanState
+from deployer.multinode import NodeStop
+from deployer.multinode_launch import Follower, NodesLaunch, NodesVerify, marked, only_misses_a_peer
+from deployer.multinode_threads import raise_first, together
+from deployer.remote.jobs import JobStatus, StopProof
+from deployer.sglang.argv import server_argv
+from deployer.sglang.derive import Seen
+from deployer.sglang.failure import Failure
+from deployer.state import DeploymentState, Launch
+from deployer.steps import launch_wait
+from deployer.steps.launch import LaunchStep
+from deployer.steps.launch_wait import LaunchFailed
+from deployer.steps.server_facts import ServerJob
+from deployer.steps.server_wanted import LaunchNote, Rung, is_wanted
+from deployer.steps.serving_fact import light_problem
+from deployer.steps.verify import VerifyStep
+
+HOSTS = ("kpro5", "kpro6")
+INVENTORY = """\
+hosts:
+  kpro5:
+    ssh: {address: 192.0.2.5}
+    gpus: [{address: "0000:21:00.0"}]
+    containers: {129: {ssh: {address: 192.0.2.129}}}
+    deployments:
+      big: {container: 129, playbook: big}
+  kpro6:
+    ssh: {address: 192.0.2.6}
+    gpus: [{address: "0000:21:00.0"}]
+    deployments:
+      big: {playbook: big}
+      own: {playbook: own}
+"""
+PLAYBOOK = """\
+model: {repo: acme/big, path: /srv/big, served_name: big}
+driver: {version: 580.126.09}
+engine: {version: 0.5.11, lock: lock.txt, venv: /opt/v}
+serve: {port: 30100, args: {tp-size: 4}}
+variants: [{name: fast}, {name: slow}]
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "playbooks").mkdir()
+    (tmp_path / "inventory" / "a.yaml").write_text(INVENTORY)
+    (tmp_path / "playbooks" / "big.yaml").write_text(f"nodes: [kpro6, kpro5]\n{PLAYBOOK}")
+    (tmp_path / "playbooks" / "own.yaml").write_text(PLAYBOOK.replace("30100", "30200"))
+    (tmp_path / "playbooks" / "lock.txt").write_text("sglang==0.5.11\n")
+    return tmp_path
+
+
+def select(tree: Path, *words: str, **more: Any) -> list[Deployment]:
+    return Catalog.load(tree / "inventory").select(list(words), **more)
+
+
+def replaced(tree: Path, name: str, old: str, new: str) -> None:
+    path = tree / name
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+
+
+def test_one_node_means_all_in_rank_order(tree: Path) -> None:
+    for word in ("kpro5", "kpro5/big", "kpro6/big"):
+        assert [want.id for want in select(tree, word)] == ["kpro6/big", "kpro5/big"]
+    alone, servers = _by_server(select(tree, "kpro6"))
+    assert [want.id for want in alone] == ["kpro6/own"]
+    assert [[want.id for want in one] for one in servers] == [["kpro6/big", "kpro5/big"]]
+    assert [want.id for want in select(tree, "kpro5/big", whole=False)] == ["kpro5/big"]
+    with pytest.raises(UsageError, match="without kpro5/big"):
+        select(tree, all_=True, limit=["!kpro5"])
+    with pytest.raises(UsageError, match="rollback is not for a server of several nodes"):
+        refuse_nodes(select(tree, "kpro5/big"), "rollback")
+    refuse_nodes(select(tree, "kpro6/own"), "rollback")
+
+
+def test_each_node_is_told_its_place(tree: Path) -> None:
+    first, second = select(tree, "kpro5/big")
+    assert (first.follows, second.follows) == (False, True)
+    flags = "--nnodes 2 --node-rank {} --dist-init-addr 192.0.2.6:20000"
+    for rank, want in enumerate((first, second)):
+        assert flags.format(rank) in " ".join(server_argv(want))
+    replaced(
+        tree, "inventory/a.yaml", "{playbook: big}", "{playbook: big, node_address: 'fd00::6'}"
+    )
+    assert select(tree, "kpro5")[0].serve_args()["dist-init-addr"] == "[fd00::6]:20000"
+    [own] = select(tree, "kpro6/own")
+    assert own.node is None and "nnodes" not in own.serve_args()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "what"),
+    [
+        ("playbooks/big.yaml", "[kpro6, kpro5]", "[kpro5]", "expected at least two hosts, found 1"),
+        ("playbooks/big.yaml", "[kpro6, kpro5]", "[kpro5, kpro5]", "kpro5 is listed twice"),
+        ("playbooks/big.yaml", "[kpro6, kpro5]", "[kpro5, kpro7]", "no host `kpro7`"),
+        ("playbooks/big.yaml", "tp-size: 4", "tp-size: 3", "is 3, which 2 nodes cannot share"),
+        ("playbooks/big.yaml", "name: slow", "name: slow, args: {tp-size: 5}", "is 5, which"),
+        ("playbooks/big.yaml", "tp-size: 4", "nnodes: 2", "serve.args.nnodes: `nodes` sets it"),
+        (
+            "playbooks/big.yaml",
+            "name: slow",
+            "name: slow, args: {nccl-init-addr: 'a:1'}",
+            "`nodes` sets it",
+        ),
+        ("playbooks/big.yaml", "30100", "20003", "port 20003 of the server is one of 20000 to"),
+        (
+            "inventory/a.yaml",
+            "{playbook: big}",
+            "{playbook: big, port: 20005}",
+            "port 20005 of the server is one of",
+        ),
+        ("inventory/a.yaml", "      big: {playbook: big}\n", "", "`kpro6` has no deployment `big`"),
+        ("inventory/a.yaml", "{playbook: big}", "{playbook: own}", "`kpro6` has no deployment"),
+        ("inventory/a.yaml", "{playbook: big}", "{playbook: big, variant: slow}", "two variants"),
+        (
+            "inventory/a.yaml",
+            "{playbook: big}",
+            "{playbook: big, replica: {router: {url: 'http://r'}}}",
+            "which are no replicas",
+        ),
+        ("inventory/a.yaml", "own: {playbook: own}", "own: {playbook: big}", "no deployment `own`"),
+    ],
+)
+def test_what_does_not_fit(tree: Path, file: str, old: str, new: str, what: str) -> None:
+    replaced(tree, file, old, new)
+    with pytest.raises(DocumentError) as caught:
+        select(tree, "kpro5", "kpro6")
+    assert what in caught.value.what
+
+
+def test_a_host_that_is_no_node(tree: Path) -> None:
+    replaced(
+        tree,
+        "inventory/a.yaml",
+        "hosts:\n",
+        "hosts:\n  kpro4:\n    ssh: {address: a}\n"
+        "    gpus: [{address: '0000:21:00.0'}]\n    deployments: {big: {playbook: big}}\n",
+    )
+    with pytest.raises(DocumentError, match="is for the nodes kpro6, kpro5"):
+        select(tree, "kpro4")
+
+
+def test_a_container_behind_pct_has_no_known_address(tree: Path) -> None:
+    replaced(tree, "playbooks/big.yaml", "[kpro6, kpro5]", "[kpro5, kpro6]")
+    replaced(tree, "inventory/a.yaml", "129: {ssh: {address: 192.0.2.129}}", "129: {}")
+    with pytest.raises(DocumentError, match="how the others reach its container is not known"):
+        select(tree, "kpro5")
+    replaced(tree, "inventory/a.yaml", "container: 129,", "container: 129, node_address: ct,")
+    assert select(tree, "kpro5")[1].serve_args()["dist-init-addr"] == "ct:20000"
+
+
+# ---- the launch of all
+
+PLAIN = deployment(nodes=list(HOSTS), serve={"args": {"tp-size": 4}})
+RANKS = [
+    dataclasses.replace(PLAIN, host_name=host, node=Node(rank, HOSTS, "192.0.2.5:20000"))
+    for rank, host in enumerate(HOSTS)
+]
+
+
+class Jobs(FakeJobs):
+    """Whose poll gives the end of the log again when asked from the start."""
+
+    text = b""
+
+    def poll(self, job: Any, *, inode: int = 0, offset: int = 0) -> JobStatus:
+        status = super().poll(job, inode=inode, offset=min(offset, len(self.text)))
+        self.text += status.log
+        return dataclasses.replace(status, log=self.text[offset:], offset=len(self.text))
+
+
+class World:
+    """Rank 0 with its step, and one follower; both have the double of Jobs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, mine: Script, theirs: Script) -> None:
+        self.clock = Clock()
+        self.owns = [state(), state()]
+        self.jobs = [Jobs([mine]), Jobs([theirs])]
+        self.contexts: list[Context] = [
+            context(want, own, jobs)[0]
+            for want, own, jobs in zip(RANKS, self.owns, self.jobs, strict=True)
+        ]
+        self.follower = Follower(
+            self.contexts[1], LaunchStep(self.clock.now, self.clock.sleep), facts(fact())
+        )
+        self.step = NodesLaunch([self.follower], Cancel(), self.clock.now, self.clock.sleep)
+        monkeypatch.setattr(launch_wait, "ask", self.ask)
+
+    def ask(self, transport: Any, want: Deployment, commands: Any, **more: Any) -> Any:
+        if want.follows:
+            return [{**READY, "models": {"status": 404, "ids": [], "error": ""}}]
+        return [READY]
+
+    def run(self) -> None:
+        seen = facts(fact())
+        plan = self.step.plan(RANKS[0], seen, self.owns[0])
+        assert plan.state is PlanState.CHANGES, plan.reason
+        self.step.apply(self.contexts[0], seen, plan)
+
+
+def died(*lines: str, code: int = 1) -> Script:
+    return Script([f"{line}\n".encode() for line in lines], code, dies=True)
+
+
+def test_all_get_one_id_and_are_ready_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Script([*UP]), Script([*UP]))
+    world.run()
+    [mine], [theirs] = (jobs.started for jobs in world.jobs)
+    assert mine["id"] == theirs["id"]
+    assert "--node-rank 0" in mine["script"] and "--node-rank 1" in theirs["script"]
+    assert [own.launches[-1].verdict for own in world.owns] == ["ready", "ready"]
+
+
+LOST = "RuntimeError: [/gloo/pair.cc:547] Connection closed by peer [10.0.0.2]:1"
+OWN = "ValueError: the flux capacitor is cold"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "cause"),
+    [
+        (Script([b"a\n"] * 90), died(OWN), f"rank 1 on kpro6: {OWN}"),
+        (died(LOST), died("b", "c", OWN), f"rank 1 on kpro6: {OWN}"),
+        (died("a", "b", "c", "d", OWN), died(LOST), OWN),
+        (died(OWN), Script([b"a\n"]), OWN),
+        (died(LOST), died("b", LOST), LOST),
+    ],
+)
+def test_the_cause_is_the_nodes_own(
+    monkeypatch: pytest.MonkeyPatch, mine: Script, theirs: Script, cause: str
+) -> None:
+    world = World(monkeypatch, mine, theirs)
+    with pytest.raises(StepFailed) as caught:
+        world.run()
+    assert cause in caught.value.what, caught.value.what
+    assert [len(jobs.stopped) for jobs in world.jobs] == [1, 1]
+    assert all(own.launches[-1].verdict.startswith("failed") for own in world.owns)
+
+
+def test_a_half_start_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Script([]), Script([*UP]))
+
+    def refuses(*words: Any, **more: Any) -> Any:
+        raise RemoteCommandFailed("no room")
+
+    monkeypatch.setattr(world.jobs[0], "start", refuses)
+    with pytest.raises(StepFailed, match="no room"):
+        world.run()
+    assert len(world.jobs[1].stopped) == 1
+
+
+def test_each_node_is_ended_whatever_another_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, died(OWN), Script([*UP]))
+    world.jobs[1].proof = StopProof(False, ("pid 9 in D",), "KILL")
+    with pytest.raises(StepFailed, match=r"kpro6/qwen launch: launch .* could not be ended"):
+        world.run()
+    assert [len(jobs.stopped) for jobs in world.jobs] == [1, 1]
+
+
+def test_a_follower_out_of_reach_for_long_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Script([b"a\n"] * 900), Script([]))
+    gone = Unreachable("no route")
+
+    def lost(*words: Any, **more: Any) -> Any:
+        raise gone
+
+    monkeypatch.setattr(world.jobs[1], "poll", lost)
+    with pytest.raises(Unreachable, match="no route"):
+        world.run()
+    # Both live on: the next run joins them.
+    assert [jobs.stopped for jobs in world.jobs] == [[], []]
+    assert world.clock.time >= 1000 + launch_wait.LOST_S
+
+
+def test_a_follower_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Script([*UP]), Script([*UP]))
+    monkeypatch.setattr(
+        launch_wait, "ask", lambda t, want, c, **m: [{"ok": True} if want.follows else READY]
+    )
+    with pytest.raises(StepFailed, match="rank 1 on kpro6 does not listen on port 30000"):
+        world.run()
+
+
+def good(own: DeploymentState, argv: list[str]) -> None:
+    own.launches = [
+        Launch(id="old", variant="x", started=1.0, fingerprint="f", argv=argv, verdict="stopped")
+    ]
+    own.known_good = "old"
+
+
+def test_what_served_is_started_again_on_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["/opt/venvs/qwen/bin/python", "-m", "sglang.launch_server", "--port", "30000"]
+    for parts in (1, 2):
+        world = World(monkeypatch, died(OWN), Script([b"a\n"]))
+        for own in world.owns[:parts]:
+            good(own, argv)
+        for jobs in world.jobs:
+            jobs.scripts.append(Script([*UP]))
+        with pytest.raises(StepFailed) as caught:
+            world.run()
+        if parts == 1:
+            assert "rank 1 on kpro6 has no record of its part" in caught.value.what
+            assert [len(jobs.started) for jobs in world.jobs] == [1, 1]
+        else:
+            assert "(launch old) run again" in caught.value.what
+            mine, theirs = (jobs.started[-1]["id"] for jobs in world.jobs)
+            assert mine == theirs
+            assert [own.launches[-1].verdict for own in world.owns] == ["ready", "ready"]
+
+
+def serving(want: Deployment, launch: str = IDENTITY.id, *, listens: bool = True) -> Facts:
+    job = server_job(want)
+    job = dataclasses.replace(job, identity=dataclasses.replace(IDENTITY, id=launch))
+    there: dict[str, Any] = {"owners": (owner(),), "listening": True} if listens else {}
+    return facts(fact(job=job, **there))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "expected", "reason"),
+    [
+        (serving(RANKS[0]), serving(RANKS[1]), PlanState.NOTHING, "alive on kpro5, kpro6"),
+        (serving(RANKS[0]), serving(RANKS[1], "x"), PlanState.UNKNOWN, "on kpro5, kpro6"),
+        (serving(RANKS[0]), facts(fact()), PlanState.UNKNOWN, "what runs on kpro5"),
+        (facts(fact()), serving(RANKS[1]), PlanState.UNKNOWN, "what runs on kpro6"),
+        (facts(fact()), facts(fact()), PlanState.CHANGES, "no server runs"),
+        (facts(fact()), facts(fact(venv=False)), PlanState.UNKNOWN, "kpro6: unknown until venv"),
+        (
+            serving(RANKS[0], listens=False),
+            serving(RANKS[1], listens=False),
+            PlanState.CHANGES,
+            "still starting",
+        ),
+        (serving(RANKS[0]), serving(RANKS[1], listens=False), PlanState.CHANGES, "still starting"),
+    ],
+)
+def test_when_it_is_whole(
+    monkeypatch: pytest.MonkeyPatch, mine: Facts, theirs: Facts, expected: PlanState, reason: str
+) -> None:
+    world = World(monkeypatch, Script([]), Script([]))
+    world.follower.facts = theirs
+    plan = world.step.plan(RANKS[0], mine, world.owns[0])
+    assert plan.state is expected and reason in plan.reason, plan.reason
+
+
+def test_what_starts_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Script([]), Script([]))
+    for jobs in world.jobs:
+        jobs.running = Script([*UP])
+    seen = serving(RANKS[0], listens=False)
+    world.follower.facts = serving(RANKS[1], listens=False)
+    world.step.apply(world.contexts[0], seen, world.step.plan(RANKS[0], seen, world.owns[0]))
+    assert [jobs.started for jobs in world.jobs] == [[], []]
+    assert [own.launches[-1].id for own in world.owns] == [IDENTITY.id, IDENTITY.id]
+
+
+def test_a_part_is_stopped_for_a_launch_of_all() -> None:
+    stop, seen = NodeStop(), serving(RANKS[1])
+    assert stop.plan(RANKS[1], seen, state()).state is PlanState.NOTHING
+    stop.reason = "its nodes start and end together, and none runs on kpro5"
+    plan = stop.plan(RANKS[1], seen, state())
+    assert plan.state is PlanState.CHANGES and plan.reason == stop.reason
+    assert stop.plan(RANKS[1], facts(fact()), state()).state is PlanState.NOTHING
+
+
+def test_the_marks_of_a_note_are_each_nodes_own() -> None:
+    manifest = state().manifest
+    marks = (Rung("mtp").fingerprint(RANKS[0], manifest), "derived")
+    note = LaunchNote("no-mtp", ("mtp", "mtp~mem-0.02"), ("oom", "oom"), marks)
+    mark = Rung("no-mtp").fingerprint(RANKS[1], manifest)
+    assert not is_wanted(RANKS[1], manifest, mark, note)
+    own = marked(RANKS[1], manifest, note)
+    assert is_wanted(RANKS[1], manifest, mark, own)
+    assert own.marks[1] == ""
+
+
+def test_one_verdict_is_every_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Script([*UP]), Script([*UP]))
+    world.run()
+    launch = world.owns[0].launches[-1].id
+    wrote: list[tuple[str, str]] = []
+    record = VerifyStep._record
+
+    def seen(self: Any, made: Any, *words: Any, **more: Any) -> None:
+        wrote.append((made.want.host_name, words[0]))
+        record(self, made, *words, **more)
+
+    monkeypatch.setattr(VerifyStep, "_record", seen)
+    verify = NodesVerify([world.follower])
+    verify._record(world.contexts[0], launch, "good", {"tps": 1.0}, required=True)
+    # Rank 0 last: killed before it, the gates run again.
+    assert wrote == [("kpro6", launch), ("kpro5", launch)]
+    assert [own.known_good for own in world.owns] == [launch, launch]
+    assert [own.launches[-1].verdict for own in world.owns] == ["good", "good"]
+
+
+def test_a_follower_need_only_own_its_port() -> None:
+    answer = {"ok": True, "alive": True, "owned": True, "models": {"status": 404, "ids": []}}
+    assert light_problem(answer, "") == ""
+    assert "/v1/models" in light_problem(answer, "tiny")
+    assert light_problem({**answer, "owned": False}, "") == "it does not own its port"
+
+
+def test_all_are_tried_and_the_first_error_names_the_others() -> None:
+    done: list[str] = []
+
+    def fails() -> None:
+        raise StepFailed("no", where="kpro5")
+
+    def breaks() -> None:
+        raise KeyError("x")
+
+    works = {"kpro5": fails, "kpro6": lambda: done.append("kpro6"), "kpro7": breaks}
+    errors = together(works, Cancel())
+    assert done == ["kpro6"] and list(errors) == ["kpro5", "kpro7"]
+    with pytest.raises(StepFailed, match=r"no; besides: .*KeyError"):
+        raise_first(errors)
+    raise_first({})
+    job: ServerJob = server_job(RANKS[0])
+    assert multinode_launch.job_of(facts(fact(job=job))) == job
+    lost = LaunchFailed(Failure("x", LOST, "", False), 1, "weights", (), Seen(None, None))
+    assert only_misses_a_peer(lost)
