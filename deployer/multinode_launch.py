@@ -44,8 +44,8 @@ LISTEN_S = 60.0
 """A follower listens as soon as its schedulers are ready, which the first answer needs already."""
 PEER_LOST = re.compile(
     r"Connection (?:closed|reset) by peer|remote process exited|Broken pipe"
-    r"|Dist(?:Network|Store|Backend)Error|connectFullMesh failed"
-    r"|failed to (?:connect|recv)|socket has timed out|clients joined",
+    r"|ncclRemoteError|connectFullMesh failed|client socket has|failed to (?:connect|recv)"
+    r"|wait timeout after|clients joined",
     re.IGNORECASE,
 )
 """Of torch, gloo and NCCL: another rank is gone, which is no cause of its own."""

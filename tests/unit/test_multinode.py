@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from serverworld import (
     IDENTITY,
+    MANIFEST,
     READY,
     UP,
     Clock,
@@ -24,35 +26,46 @@ from serverworld import (
     state,
 )
 
-from deployer import multinode_launch
+from deployer import multinode, multinode_launch
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
 from deployer.cli.up import _by_server
 from deployer.crosscheck import refuse_nodes
 from deployer.deployment import Deployment, Node
+from deployer.engine import Outcome
 from deployer.errors import (
     DocumentError,
+    LockHeld,
+    NotStarted,
     RemoteCommandFailed,
+    StepBlocked,
     StepFailed,
     Unreachable,
     UsageError,
 )
-from deployer.model import Facts, PlanState
-from deployer.multinode import NodeStop
+from deployer.events import Bus
+from deployer.fleet import exit_code
+from deployer.locallock import LocalLock
+from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure, Where
+from deployer.multinode import NodeStop, up_nodes
 from deployer.multinode_launch import Follower, NodesLaunch, NodesVerify, marked, only_misses_a_peer
 from deployer.multinode_threads import raise_first, together
 from deployer.remote.jobs import JobStatus, StopProof
 from deployer.sglang.argv import server_argv
 from deployer.sglang.derive import Seen
 from deployer.sglang.failure import Failure
-from deployer.state import DeploymentState, Launch
+from deployer.state import DeploymentState, HostState, Launch
+from deployer.state_file import StateFile
 from deployer.steps import launch_wait
+from deployer.steps.base import Step, StepContext
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_wait import LaunchFailed
 from deployer.steps.server_facts import ServerJob
 from deployer.steps.server_wanted import LaunchNote, Rung, is_wanted
 from deployer.steps.serving_fact import light_problem
+from deployer.steps.stop import StopStep
 from deployer.steps.verify import VerifyStep
+from deployer.up import DeploymentResult, UpOptions
 
 HOSTS = ("kpro5", "kpro6")
 INVENTORY = """\
@@ -458,5 +471,160 @@ def test_all_are_tried_and_the_first_error_names_the_others() -> None:
     raise_first({})
     job: ServerJob = server_job(RANKS[0])
     assert multinode_launch.job_of(facts(fact(job=job))) == job
+    own = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local"
+    taken = LaunchFailed(Failure("x", own, "", False), 1, "distributed", (), Seen(None, None))
+    assert not only_misses_a_peer(taken)
     lost = LaunchFailed(Failure("x", LOST, "", False), 1, "weights", (), Seen(None, None))
     assert only_misses_a_peer(lost)
+
+
+# ---- a whole run
+
+
+class Session:
+    """The double of HostSession: facts by host, and who was asked what."""
+
+    facts: ClassVar[dict[str, Facts]] = {}
+    told: ClassVar[list[str]] = []
+
+    def __init__(self, host: str, *words: Any) -> None:
+        self.host = host
+        self.locks = False
+
+    def transports(self, want: Deployment) -> dict[Any, Any]:
+        return {}
+
+    def look(self, want: Deployment, steps: Sequence[Step]) -> Facts:
+        self.told.append(f"look {self.host}{' locked' if self.locks else ''}")
+        return self.facts[self.host]
+
+    def want_lock(self, run_id: str) -> None:
+        self.locks = True
+
+    def entered(self, step: str) -> None:
+        self.told.append(f"{step} {self.host}")
+
+    def wake(self) -> None:
+        """Nothing to close."""
+
+    def close(self, on_problem: object) -> None:
+        self.told.append(f"close {self.host}")
+
+
+class Prepares(Step):
+    """Has something to do until it ran; fails on `fails`."""
+
+    name = "driver"
+    fails = ""
+    blocked = False
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def probes(self, want: Deployment) -> list[Probe]:
+        return []
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        if self.blocked and want.host_name == self.fails:
+            return Plan.blocked("no such driver", "another one", stands=True)
+        if self.done:
+            return Plan.nothing("as wanted")
+        return Plan.change("work", Change("work", "work", Procedure(Where.HOST, "work")))
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        if context.want.host_name == self.fails:
+            raise StepFailed("no room", where=context.want.id)
+        self.done = True
+
+
+@pytest.fixture
+def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[DeploymentResult]]:
+    monkeypatch.setattr(multinode, "HostSession", Session)
+    monkeypatch.setattr(Session, "told", [])
+    monkeypatch.setattr(Session, "facts", dict.fromkeys(HOSTS, facts(fact())))
+    monkeypatch.setattr(Prepares, "fails", "")
+    monkeypatch.setattr(Prepares, "blocked", False)
+
+    def run(**more: Any) -> list[DeploymentResult]:
+        options = UpOptions(
+            base=tmp_path / "inventory",
+            steps=lambda: [Prepares(), StopStep(), LaunchStep(), VerifyStep()],
+            environ={},
+            **more,
+        )
+        # Rank order is not name order.
+        wants = [dataclasses.replace(RANKS[1 - rank], node=RANKS[rank].node) for rank in (0, 1)]
+        return up_nodes(wants, options, Bus())
+
+    return run
+
+
+def saved(tmp_path: Path, **parts: DeploymentState) -> None:
+    for host, own in parts.items():
+        StateFile(tmp_path / ".deploy" / "state", host).save(
+            HostState(host=host, deployments={"qwen": own})
+        )
+
+
+Up = Callable[..., list[DeploymentResult]]
+
+
+def test_one_nodes_failure_is_told_with_it_and_nothing_is_launched(up: Up) -> None:
+    Prepares.fails = "kpro5"
+    first, second = up()
+    assert isinstance(second.error, StepFailed) and second.error.what == "no room"
+    assert isinstance(first.error, NotStarted) and "kpro5/qwen failed" in first.error.what
+    assert exit_code([first.error, second.error]) == 1
+    # Prepared at once, and locked in name order before.
+    told = Session.told
+    assert told.index("look kpro5 locked") < told.index("look kpro6 locked")
+    assert {"driver kpro5", "driver kpro6"} <= set(told)
+    assert not any(one.startswith(("stop", "launch")) for one in told)
+    assert sorted(told[-2:]) == ["close kpro5", "close kpro6"]
+
+
+def test_a_refusal_that_stands_comes_before_any_change(up: Up) -> None:
+    Prepares.fails, Prepares.blocked = "kpro5", True
+    first, second = up()
+    assert isinstance(second.error, StepBlocked) and "no such driver" in second.error.what
+    assert isinstance(first.error, NotStarted)
+    assert not any(one.startswith("driver") for one in Session.told)
+
+
+def test_a_dry_run_and_a_no_leave_all_as_it_is(up: Up, tmp_path: Path) -> None:
+    results = up(dry_run=True)
+    assert [list(one.outcome.plans) for one in results if one.outcome is not None] == [
+        ["driver", "stop", "launch", "verify"],
+        ["driver", "stop", "launch"],
+    ]
+    assert list(tmp_path.iterdir()) == []
+    asked: list[str] = []
+
+    def no(want: Deployment, outcome: Outcome) -> bool:
+        asked.append(want.id)
+        return False
+
+    results = up(confirm=no)
+    assert [one.declined for one in results] == [True, True] and asked == ["kpro6/qwen"]
+    assert not any("locked" in one for one in Session.told)
+
+
+def test_a_held_lock_is_told_for_all(up: Up, tmp_path: Path) -> None:
+    lock = LocalLock(tmp_path / ".deploy", "kpro6", command="deploy up kpro6", run_id="r")
+    with lock:
+        results = up()
+    assert [type(one.error) for one in results] == [LockHeld, LockHeld]
+    assert Session.told == []
+    for host in HOSTS:
+        [record] = (tmp_path / ".deploy" / "runs").glob(f"*-{host}.jsonl")
+        assert '"exit_code": 4' in record.read_text().splitlines()[-1]
+
+
+def test_all_nodes_load_the_commit_of_rank_0(up: Up, tmp_path: Path) -> None:
+    other = MANIFEST.model_copy(update={"commit": "beef"})
+    saved(tmp_path, kpro5=state(other), kpro6=state())
+    Prepares.fails = "kpro5"
+    up()
+    for host in HOSTS:
+        own = StateFile(tmp_path / ".deploy" / "state", host).load().deployments["qwen"]
+        assert own.manifest is not None and own.manifest.commit == MANIFEST.commit

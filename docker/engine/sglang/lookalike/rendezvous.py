@@ -49,7 +49,7 @@ def join(args: Any, rank: int, world: int) -> list[socket.socket]:
     timeout = args.dist_timeout or TIMEOUT_S
     ends = time.monotonic() + timeout
     if rank == 0:
-        return _gather(where, world, ends, timeout)
+        return _gather(where[1], world, ends, timeout)
     while True:
         try:
             peer = socket.create_connection(where, timeout=5)
@@ -73,14 +73,13 @@ def join(args: Any, rank: int, world: int) -> list[socket.socket]:
     return [peer]
 
 
-def _gather(where: tuple[str, int], world: int, ends: float, timeout: int) -> list[socket.socket]:
-    family = socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+def _gather(port: int, world: int, ends: float, timeout: int) -> list[socket.socket]:
     try:
-        server = socket.create_server(where, family=family)
+        server = socket.create_server(("", port))  # on all addresses, as torch does
     except OSError as error:
         raise DistNetworkError(
             "The server socket has failed to listen on any local network address. "
-            f"port: {where[1]}, useIpv6: false, code: {-(error.errno or 98)}, name: EADDRINUSE, "
+            f"port: {port}, useIpv6: false, code: {-(error.errno or 98)}, name: EADDRINUSE, "
             "message: address already in use"
         ) from None
     peers: list[socket.socket] = []
