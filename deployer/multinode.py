@@ -246,7 +246,7 @@ class _Run:
         self.restarts = any(isinstance(step, RestartStop) for step in options.steps())
         self.followers = [node.follower() for node in self.others]
         self.launch = NodesLaunch(self.followers, options.cancel)
-        self.verify = NodesVerify(self.followers)
+        self.verify = NodesVerify(self.launch)
 
     def story(self) -> None:
         """From a look to one verdict."""

@@ -112,6 +112,9 @@ class World:
                     "burst": 2,
                     "long_prompt_tokens": 0,
                     "context_edge": False,
+                    "thinking": "default",
+                    "min_tokens": 40,
+                    "max_tokens": 120,
                 },
             )
             entry = want.entry.model_copy(update={"port": free_port()})
@@ -273,6 +276,30 @@ def test_the_cause_is_of_the_node_that_died_first(world: World) -> None:
         assert world.own(host).launches[-1].verdict.startswith("failed: ")
     assert results[0].error is not None
     assert any(line.startswith("rank 1 on kpro6: ") for line in results[0].error.evidence)
+
+
+def test_a_failed_gate_brings_back_what_served_on_all_nodes(world: World) -> None:
+    assert errors(world.up()) == []
+    good = world.launches()["kpro5"]
+    for index, want in enumerate(world.wants):
+        args = {**want.playbook.serve.args, "log-level": "info"}
+        serve = want.playbook.serve.model_copy(update={"args": args})
+        playbook = want.playbook.model_copy(update={"serve": serve})
+        world.wants[index] = dataclasses.replace(want, playbook=playbook)
+    world.fault("kpro5", "server-degenerate")
+    results = world.up()
+    assert [one.exit_code for one in results] == [5, 1]
+    assert f"the last known-good arguments (launch {good}) run again" in errors(results)[0]
+    ids = world.launches()
+    assert list(ids) == list(HOSTS) and len(set(ids.values())) == 1 and good not in ids.values()
+    for host in HOSTS:
+        job = world.server(host).job
+        assert job is not None
+        assert "--log-level" not in Path(f"/proc/{job.identity.pid}/cmdline").read_text()
+    # The next run leaves it alone: this very wish has failed.
+    again = errors(world.up())
+    assert "was left alone" in again[0], again
+    assert world.launches() == ids
 
 
 def start_rank_1_and_die(world: World) -> None:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from serverworld import (
+    BOOT,
     IDENTITY,
     MANIFEST,
     READY,
@@ -16,6 +17,7 @@ from serverworld import (
     Clock,
     Context,
     FakeJobs,
+    FakeTransport,
     Script,
     context,
     deployment,
@@ -35,6 +37,7 @@ from deployer.deployment import Deployment, Node
 from deployer.engine import Outcome
 from deployer.errors import (
     DocumentError,
+    GateFailed,
     LockHeld,
     NotStarted,
     RemoteCommandFailed,
@@ -51,6 +54,7 @@ from deployer.multinode import NodeStop, up_nodes
 from deployer.multinode_launch import Follower, NodesLaunch, NodesVerify, marked, only_misses_a_peer
 from deployer.multinode_threads import raise_first, together
 from deployer.remote.jobs import JobStatus, StopProof
+from deployer.remote.transport import Answer
 from deployer.sglang.argv import server_argv
 from deployer.sglang.derive import Seen
 from deployer.sglang.failure import Failure
@@ -58,6 +62,7 @@ from deployer.state import DeploymentState, HostState, Launch
 from deployer.state_file import StateFile
 from deployer.steps import launch_wait
 from deployer.steps.base import Step, StepContext
+from deployer.steps.failed_want import failed_before
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_wait import LaunchFailed
 from deployer.steps.server_facts import ServerJob
@@ -439,12 +444,57 @@ def test_one_verdict_is_every_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
         record(self, made, *words, **more)
 
     monkeypatch.setattr(VerifyStep, "_record", seen)
-    verify = NodesVerify([world.follower])
+    verify = NodesVerify(world.step)
     verify._record(world.contexts[0], launch, "good", {"tps": 1.0}, required=True)
     # Rank 0 last: killed before it, the gates run again.
     assert wrote == [("kpro6", launch), ("kpro5", launch)]
     assert [own.known_good for own in world.owns] == [launch, launch]
     assert [own.launches[-1].verdict for own in world.owns] == ["good", "good"]
+
+
+GATE = GateFailed("it repeats itself", where="kpro5/qwen verify", fix="look", evidence=("e",))
+
+
+@pytest.mark.parametrize(
+    ("rule", "known", "told", "stopped"),
+    [
+        ("restore", True, "the last known-good arguments (launch old) run again", 1),
+        ("stop", False, "was stopped (gates.on_failure: stop)", 1),
+        ("restore", False, "is left as it is", 0),
+        ("leave", True, "it repeats itself", 0),
+    ],
+)
+def test_after_a_failed_gate(
+    monkeypatch: pytest.MonkeyPatch, rule: str, known: bool, told: str, stopped: int
+) -> None:
+    world = World(monkeypatch, Script([*UP]), Script([*UP]))
+    argv = ["/opt/venvs/qwen/bin/python", "-m", "sglang.launch_server", "--port", "30000"]
+    said = f"now_boot={BOOT}\n".encode()
+    gpus = b"0000:21:00.0, 4\n0000:41:00.0, 4\n--\n++\n"
+    for made in (*world.contexts, world.follower.context):
+        gates = made.want.playbook.gates.model_copy(update={"on_failure": rule})
+        playbook = made.want.playbook.model_copy(update={"gates": gates})
+        made.want = dataclasses.replace(made.want, playbook=playbook)
+        made.transports = {
+            Where.HOST: FakeTransport(lambda script: Answer(0, gpus, b"")),
+            Where.GUEST: FakeTransport(lambda script: Answer(0, said, b"")),
+        }
+        if known:
+            good(made.state, argv)
+    seen = serving(world.contexts[0].want)
+    world.follower.facts = serving(world.contexts[1].want)
+    world.contexts[0].reprobe = lambda: seen
+
+    def fails(self: Any, *words: Any) -> None:
+        raise GATE
+
+    monkeypatch.setattr(VerifyStep, "apply", fails)
+    verify = NodesVerify(world.step, world.clock.now, world.clock.sleep)
+    with pytest.raises(GateFailed) as caught:
+        verify.apply(world.contexts[0], seen, Plan.nothing(""))
+    assert told in caught.value.what and caught.value.evidence == ("e",)
+    assert [len(jobs.stopped) for jobs in world.jobs] == [stopped, stopped]
+    assert failed_before(world.owns[0], world.contexts[0].want) is not None
 
 
 def test_a_follower_need_only_own_its_port() -> None:
