@@ -1,9 +1,10 @@
 #!/bin/sh
-# Sets up everything and runs all tests: sh tests/run.sh [unit|scripts|container|vmlab|PYTEST ARGS...]
+# Sets up everything and runs all tests: sh tests/run.sh [unit|scripts|container|vmlab|long|PYTEST ARGS...]
 #   unit       no network, no Docker, under 30 s
 #   scripts    real scripts and processes under dash and busybox; no network, no Docker
 #   container  a real sshd and the container lab
 #   vmlab      a real kernel in QEMU: vfio-pci, IOMMU groups, LXC
+#   long       several whole runs of `up` in the lab (migrate, rollback), minutes each; not among "all"
 # On a bare Debian/Ubuntu as root it installs what is missing; as a normal user it uses what is there.
 set -eu
 cd "$(dirname "$0")/.."
@@ -70,8 +71,9 @@ case "${1-all}" in
         shift
         exec .venv/bin/python -m pytest -n 3 --dist loadfile "$folder" "$@"
         ;;
-    all) all=yes; [ $# -eq 0 ] || shift ;;
+    all) all=yes; [ $# -eq 0 ] || shift; set -- -m "not long" "$@" ;;
     container | vmlab) folder=tests/$1; shift; set -- "$folder" "$@" ;;
+    long) shift; set -- -m long "$@" ;;
 esac
 
 say "setting up the container lab"

@@ -26,7 +26,7 @@ from lab import HOSTS, INVENTORY, Lab, Result, eventually, run
 from second import PROGRAM, Run
 from sshd import free_port
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.long]
 
 SMG = shutil.which("smg", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
 EVERY_S = 0.1

@@ -17,7 +17,7 @@ import pytest
 from lab import Lab, Machine, Result
 from project import Project, complete, pristine
 
-pytestmark = pytest.mark.container
+pytestmark = [pytest.mark.container, pytest.mark.long]
 
 ARGS = "sglang[.]launch_server"
 VENV = "/opt/deployer/venvs/tiny"
