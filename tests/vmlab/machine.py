@@ -15,8 +15,10 @@ from tests.vmlab.image import Image
 BOOT_LIMIT_S = 120.0
 MEMORY_MIB = 1024
 APPEND = (
-    "console=ttyS0 loglevel=4 panic=-1 intel_iommu=on iommu=pt apparmor=0 audit=0 mitigations=off "
-    # Emulated, each of these costs time at every fork and every page.
+    "console=ttyS0 loglevel=4 panic=-1 intel_iommu=on iommu=pt audit=0 mitigations=off "
+    # Emulated, each of these costs time at every fork, every page and every file. apparmor=0 alone
+    # would bring up SELinux and TOMOYO.
+    "lsm=capability cgroup_disable=memory "
     "init_on_alloc=0 hardened_usercopy=off transparent_hugepage=never nowatchdog "
     # A busy machine may give no tick in time, and the kernel would take the timer for broken.
     "no_timer_check tsc=reliable clocksource=tsc "

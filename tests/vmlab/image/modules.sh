@@ -1,6 +1,6 @@
 #!/bin/sh
 # In the build stage `kernel`: stand-in modules of two driver versions, the driver packages, the
-# modules that the lab loads, the initrd. Everything into /out.
+# modules that the lab loads, the initrd, the client of pctd.py. Everything into /out.
 set -eu
 version=$(ls /kernel/lib/modules)
 tree=/out/usr/lib/modules/$version
@@ -27,6 +27,9 @@ package() { # DRIVER_VERSION: the .run, with libraries that open the nodes
     sed -i 's/^REAL_DRIVER = False/REAL_DRIVER = True/' /src/package/nvidia-smi
     CC=gcc-12 CFLAGS=-DREAL_DRIVER OUT=/out/var/lib/vz/template/cache sh /src/package/make.sh lib
 }
+
+mkdir -p /out/usr/sbin
+gcc-12 -static -s -Os -Wall -Wextra -Werror -o /out/usr/sbin/pct /src/pct.c
 
 closure vfio-pci vfio_iommu_type1 virtio_net veth bridge | while read -r file; do
     install -D -m 644 "$file" "/out/usr${file#/kernel}"

@@ -8,9 +8,12 @@ mkdir -p $lab /etc/pve/lxc /etc/pve/qemu-server /etc/modprobe.d /etc/modules-loa
 cp /tmp/stand-ins/lab/*.py $lab/
 mv $lab/ct.py $lab/namespaces.py
 rm -f $lab/host.py $lab/simulator.py $lab/pci.py $lab/ask.py $lab/ctmon.py
-for name in pct qm pveversion update-initramfs proxmox-boot-tool; do
+for name in qm pveversion update-initramfs proxmox-boot-tool; do
     install -m 755 /tmp/stand-ins/sbin/$name /usr/sbin/$name
 done
+# /usr/sbin/pct, from modules.sh, asks pctd.py, which answers as this program would.
+install -m 755 /tmp/stand-ins/sbin/pct $lab/pct
+cp /tmp/host/pctd.py $lab/pctd.py
 cp /tmp/stand-ins/vfio.conf /etc/modprobe.d/vfio.conf
 mkdir -p $guest$lab
 cp /tmp/stand-ins/guest/*.py $guest$lab/
@@ -37,7 +40,7 @@ chroot $guest sh /root/$package --silent --no-kernel-modules >/dev/null
 rm $guest/root/$package
 python3 -m compileall -q $lab
 # Emulated, an import is dear: without the site module, and deaf to the environment.
-sed -i '1s|^#!/usr/bin/python3$|#!/usr/bin/python3 -IS|' /usr/sbin/pct /usr/sbin/qm /usr/bin/nvidia-smi \
+sed -i '1s|^#!/usr/bin/python3$|#!/usr/bin/python3 -IS|' $lab/pct /usr/sbin/qm /usr/bin/nvidia-smi \
     $guest/usr/bin/nvidia-smi
 mkdir -p /etc/lab $guest/etc/lab
 for part in host guest; do

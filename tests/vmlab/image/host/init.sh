@@ -28,6 +28,8 @@ ip link set "$nic" master vmbr0 up
 ip link set vmbr0 up
 ip addr add 10.0.2.15/24 dev vmbr0
 ip route add default via 10.0.2.2
+# With the locale that Python would put into its environment by itself.
+LC_CTYPE=C.UTF-8 python3 -IS /usr/lib/lab/pctd.py </dev/null >/var/log/pctd.log 2>&1 &
 /usr/sbin/sshd
 
 # Enabled units that come before the guests, then guests with onboot: 1 (pve-guests.service).
