@@ -76,9 +76,9 @@ exit 0
 """
 
 GUEST_SCRIPT = r"""
-for node in "$ROOT"/dev/nvidia*; do
-  [ -e "$node" ] && stat -c '%n|%F|%t:%T' "$node"
-done
+set --
+for node in "$ROOT"/dev/nvidia*; do [ ! -e "$node" ] || set -- "$@" "$node"; done
+[ $# -eq 0 ] || stat -c '%n|%F|%t:%T' "$@"
 exit 0
 """
 

@@ -72,7 +72,7 @@ for one in python3 "$VENV/bin/python" /opt/deployer/uv/python/*/bin/python3; do
   python=$(command -v "$one" 2>/dev/null) && break
 done
 [ -n "$python" ] || skip 'there is no Python to ask CUDA with'
-answer=$(cannot_harm "$python" -I -c "$CODE" libcuda.so.1)
+answer=$(cannot_harm "$python" -I -S -c "$CODE" libcuda.so.1)
 status=$?
 [ "$status" -ne 125 ] || skip 'there is no way to ask CUDA here without side effects'
 printf '%s\n' "$answer"

@@ -47,7 +47,7 @@ done
 HOST = (
     _LOADED
     + r"""
-[ -r "$ROOT/sys/module/nvidia/version" ] && echo "loaded $(cat "$ROOT/sys/module/nvidia/version")"
+{ read -r loaded <"$ROOT/sys/module/nvidia/version"; } 2>/dev/null && echo "loaded $loaded"
 kernel=$(uname -r)
 echo "kernel $kernel"
 disk=$(modinfo -k "$kernel" -F version nvidia 2>/dev/null) && echo "disk $disk"
@@ -58,12 +58,12 @@ for variable in "$ROOT"/sys/firmware/efi/efivars/SecureBoot-*; do
   [ -r "$variable" ] && echo "secureboot $(od -An -t u1 -j 4 -N 1 "$variable" | tr -d ' ')"
 done
 for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_peermem; do
-  [ -r "$ROOT/sys/module/$module/refcnt" ] || continue
+  { read -r count <"$ROOT/sys/module/$module/refcnt"; } 2>/dev/null || continue
   users=0
   for user in "$ROOT/sys/module/$module/holders"/*; do
     if [ -e "$user" ] || [ -L "$user" ]; then users=$((users + 1)); fi
   done
-  echo "refs $module $(cat "$ROOT/sys/module/$module/refcnt") $users"
+  echo "refs $module $count $users"
 done
 for device in "$ROOT"/sys/bus/pci/devices/*; do
   # `read`, not `cat`: a host has hundreds of functions, and a process for each is slow.
