@@ -93,15 +93,16 @@ class Machine:
 
     def stop(self) -> None:
         """Ends QEMU, and removes the disk."""
-        self._end()
+        self.power_off()
         self._disk.unlink(missing_ok=True)
 
     def cut(self) -> None:
         """Power off without a word to the guest, and on; returns when it has booted again."""
-        self._end()
+        self.power_off()
         self.start()
 
-    def _end(self) -> None:
+    def power_off(self) -> None:
+        """Without a word to the guest; the disk stays."""
         if self._qemu is not None:
             self._qemu.kill()
             self._qemu.wait()
