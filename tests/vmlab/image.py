@@ -11,6 +11,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ NAME = "deployer-vmlab"
 GUEST_IMAGE = "deployer-lab-guest"
 DISK_SIZE = "8G"
 BUILD_LIMIT_S = 600
+OLD_S = 86_400.0
 DISK_SCRIPT = f"""
 mount --bind / /mnt
 cp /boot/vmlinuz /boot/initrd /out/
@@ -146,8 +148,10 @@ def build() -> Image:
         built = docker("build", "-q", "-t", NAME, str(context), limit_s=BUILD_LIMIT_S)
         folder = base / hashlib.sha256(f"{built} {DISK_SCRIPT}".encode()).hexdigest()[:16]
         if not (folder / "disk").exists():
+            # A younger one may be in use: the VM of another checkout boots from it again.
             for old in base.glob("*/disk"):
-                shutil.rmtree(old.parent)
+                if time.time() - old.stat().st_mtime > OLD_S:
+                    shutil.rmtree(old.parent)
             folder.mkdir(exist_ok=True)
             # For the bind mount, which shows the image's own files, without Docker's /proc.
             rights = ("--cap-add", "SYS_ADMIN", "--security-opt", "apparmor=unconfined")
