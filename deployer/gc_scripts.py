@@ -22,9 +22,8 @@ USED = r"""used() {
     ls -l /proc/[0-9]*/fd /proc/[0-9]*/exe /proc/[0-9]*/cwd 2>/dev/null | grep -F -e "$us_list" |
       sed -n 's/^.* -> //p'
     grep -hF -e "$us_list" /proc/[0-9]*/maps 2>/dev/null | sed -n 's/^[^/]* \(\/.*\)$/\1/p'
-    # By stdin: it would find the folders on its own command line.
-    printf '%s\n' "$@" | grep -lF -f - /proc/[0-9]*/cmdline 2>/dev/null |
-      while IFS= read -r us_file; do tr '\0' '\n' <"$us_file"; done 2>/dev/null
+    # No grep: busybox's reads a command line up to its first NUL.
+    cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' '\n'
   } | sed 's/ (deleted)$//' | sort -u | while IFS= read -r us_path; do
     for us_folder in "$@"; do
       case $us_path in

@@ -297,8 +297,8 @@ def test_stall_is_noticed_and_resumed(deployed: Project, guest: Machine, fault: 
     ours = address_of("kpro5")
     log = [one for one in hub("/_stats")["log"][seen:] if one["client"] == ours]
     sent = sum(one["sent"] for one in log if one["where"] == "cdn")
-    assert sent >= size
-    assert sent <= 1.05 * size
+    # The row of a connection that is cut off may lack its last piece.
+    assert 0.99 * size <= sent <= 1.05 * size
     again = deployed.deploy("plan", "kpro5", "--exit-code")
     assert again.exit == 0, again.err
 

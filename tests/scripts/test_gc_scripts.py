@@ -168,6 +168,10 @@ def test_what_a_command_line_names_stays(
     holders.append(
         subprocess.Popen(["sh", "-c", "read x", f"{path}/bin/python"], stdin=subprocess.PIPE)
     )
+    line = Path(f"/proc/{holders[-1].pid}/cmdline")
+    deadline = time.monotonic() + 20
+    while not line.read_bytes().startswith(b"sh\0") and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert world.look().used == (f"{path}/bin/python",)
     assert world.remove("venv", path) == "held a process uses it"
 

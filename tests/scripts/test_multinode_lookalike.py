@@ -40,6 +40,8 @@ from deployer.steps.verify import VerifyStep  # noqa: E402
 from deployer.up import DeploymentResult, UpOptions  # noqa: E402
 from tests.local_transport import shell_path  # noqa: E402
 
+pytestmark = pytest.mark.long
+
 HOSTS = ("kpro5", "kpro6")
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-import os
-import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -277,15 +277,39 @@ def test_the_fingerprint_covers_what_makes_a_server() -> None:
     assert not is_wanted(WANT, manifest, "", LaunchNote("mtp"))
 
 
+LISTENER = """
+import socket, time
+one = socket.socket()
+one.bind(("127.0.0.1", 0))
+one.listen()
+print(one.getsockname()[1], flush=True)
+time.sleep(120)
+"""
+
+
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_probe_sees_a_real_listener_and_our_job(shell: str, tmp_path: Path) -> None:
     folder = tmp_path / "server-qwen" / "l1"
     folder.mkdir(parents=True)
     (tmp_path / "server-qwen" / "current").symlink_to("l1")
-    stat = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
+    # Its own session, as a job has: that of the tests may lead from outside a PID namespace.
+    server = subprocess.Popen(
+        [sys.executable, "-c", LISTENER], stdout=subprocess.PIPE, start_new_session=True, text=True
+    )
+    assert server.stdout is not None
+    try:
+        _see_listener(shell, tmp_path, folder, server.pid, int(server.stdout.readline()))
+    finally:
+        server.kill()
+        server.wait()
+        server.stdout.close()
+
+
+def _see_listener(shell: str, tmp_path: Path, folder: Path, pid: int, port: int) -> None:
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(") ")[2].split()
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
     content = {
-        "pid": f"{os.getpid()}\n",
+        "pid": f"{pid}\n",
         "start": f"{stat[19]}\n",
         "session": f"{stat[3]}\n",
         "boot": boot,
@@ -294,13 +318,10 @@ def test_the_probe_sees_a_real_listener_and_our_job(shell: str, tmp_path: Path) 
     }
     for name, text in content.items():
         (folder / name).write_text(text, encoding="utf-8")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        want = deployment(serve={"port": listener.getsockname()[1]})
-        script = server_script_text(want).replace(ROOT, str(tmp_path))
-        answer = LocalTransport(shell_path(shell, tmp_path)).run(script)
-        seen = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
+    want = deployment(serve={"port": port})
+    script = server_script_text(want).replace(ROOT, str(tmp_path))
+    answer = LocalTransport(shell_path(shell, tmp_path)).run(script)
+    seen = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
     assert seen.asked
     assert seen.job is not None
     assert seen.job.alive
@@ -308,7 +329,7 @@ def test_the_probe_sees_a_real_listener_and_our_job(shell: str, tmp_path: Path) 
     assert seen.job.fingerprint == "abc"
     assert seen.job.launch == LaunchNote("mtp", ("x",))
     assert seen.listening
-    assert [one.pid for one in seen.owners] == [os.getpid()]
+    assert [one.pid for one in seen.owners] == [pid]
     assert seen.serving
     # The number of its session belongs to another now: its leader started at another time.
     (folder / "leader").write_text("1\n", encoding="utf-8")

@@ -225,10 +225,29 @@ DEATHS: dict[str, Death] = {
         BIND, "ERROR:    [Errno 99] error while attempting to bind on address ('203.0.113.7', "
         "{port}): cannot assign requested address",
     ),
+    "chat-template": Death(
+        LOADED, "jinja2.exceptions.TemplateSyntaxError: unexpected '}'",
+    ),
+    "proxy": Death(
+        WARMUP, "requests.exceptions.ProxyError: HTTPConnectionPool(host='127.0.0.1', "
+        "port={port}): Max retries exceeded with url: /model_info (Caused by "
+        "ProxyError('Unable to connect to proxy', OSError('Tunnel connection failed: 403')))",
+    ),
+    "kv-pool-exhausted": Death(
+        SERVING, "RuntimeError: Decode out of memory. Try to lower your batch size.\n"
+        "Try to allocate 9 tokens.\n",
+    ),
+    "system-library-missing": Death(
+        IMPORT, "ImportError: libnuma.so.1: cannot open shared object file: No such file or "
+        "directory",
+    ),
+    "quantization-unsupported": Death(
+        ARGS, "ValueError: Unknown quantization method: hqq. Must be one of ['awq', 'fp8', 'gptq']",
+    ),
     "kernel-build-failed": Death(
         WARMUP, "RuntimeError: ninja exited with status 1\nstdout:\n[1/2] /usr/local/cuda/bin/nvcc "
-        "-std=c++20 -O3 -c cuda.cu -o cuda_0.o\nnvcc fatal   : Unsupported gpu architecture "
-        "'compute_120a'\nninja: build stopped: subcommand failed.\n",
+        "-std=c++20 -O3 -c cuda.cu -o cuda_0.o\nnvcc fatal   : Value 'c++20' is not "
+        "defined for option 'std'\nninja: build stopped: subcommand failed.\n",
     ),
     "compiler-missing": Death(
         WARMUP, "RuntimeError: ninja exited with status 127\nstdout:\n/bin/sh: 1: "
