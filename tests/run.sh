@@ -4,7 +4,7 @@
 #   scripts    real scripts and processes under dash and busybox; no network, no Docker
 #   container  a real sshd and the container lab
 #   vmlab      a real kernel in QEMU: vfio-pci, IOMMU groups, LXC
-#   long       many whole runs of `up` (migrate, rollback, nodes), minutes each; not among "all"
+#   long       many whole runs of `up` (migrate, rollback, nodes, fifty hosts); not among "all"
 # On a bare Debian/Ubuntu as root it installs what is missing; as a normal user it uses what is there.
 set -eu
 cd "$(dirname "$0")/.."

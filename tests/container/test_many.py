@@ -24,7 +24,7 @@ HANGS, REFUSES, FULL, CHANGED = "h07", "h13", "h23", "h31"
 BROKEN = (HANGS, REFUSES, FULL, CHANGED)
 HANG_S = 12
 
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
+pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
