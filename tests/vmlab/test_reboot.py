@@ -9,6 +9,8 @@ from tests.vmlab.world import CONF, FIRST, SECOND, World
 
 def test_cut_off_in_the_middle_the_same_command_finishes_and_it_lasts(world: World) -> None:
     """Power off while the GPUs move; again; then one more boot, whose units and guests start."""
+    # What the tests before have put back must be on the disk: a cut loses what is not.
+    world.machine.sh("sync").ok()
     world.playbook(gpus={"persist": "change"})
     process = subprocess.Popen(
         world.argv("up", "kpro5/one", "--only", "gpus", "--yes"),
