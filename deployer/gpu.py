@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 NVIDIA_MAJOR = 195
 """Character major of /dev/nvidiaN and /dev/nvidiactl; fixed. The major of uvm is dynamic."""
-CONTROL_MINOR = 255
 UVM_NODES = ("nvidia-uvm", "nvidia-uvm-tools")
 LIBRARIES = ("libcuda.so", "libnvidia-ml.so")
 SMI_QUERY = (

@@ -186,8 +186,12 @@ class Lending:
         addresses = self._addresses()
         python = self._python()
         files = [file.model_dump() for file in manifest.files]
-        shelf = {"path": source.playbook.model.path, "repo": manifest.repo}
-        shelf |= {"commit": manifest.commit, "files": files}  # type: ignore[dict-item]
+        shelf = {
+            "path": source.playbook.model.path,
+            "repo": manifest.repo,
+            "commit": manifest.commit,
+            "files": files,
+        }
         agent = resources.files("deployer.agents.fetch").joinpath("lend.py").read_bytes()
         write_atomic(self.source.guest, f"{self.folder}/lend.py", agent)
         write_atomic(self.source.guest, f"{self.folder}/manifest.json", json.dumps(shelf).encode())

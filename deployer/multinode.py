@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,6 +94,9 @@ class _Node:
 
     def look(self, reason: str) -> None:
         self.facts = self.engine(self.steps).look(reason)
+
+    def see(self) -> None:
+        self.facts = self.session.look(self.want, self.steps)
 
     def keep(self, want: Deployment, manifest: Manifest) -> str:
         kept = Kept(self.options.deploy_dir / "kept")
@@ -396,12 +400,7 @@ class _Run:
     def _gather(self) -> Facts:
         """Of all nodes; rank 0's are returned, the others' lie with the followers."""
         errors = together(
-            {
-                node.host: lambda node=node: setattr(  # type: ignore[misc]
-                    node, "facts", node.session.look(node.want, node.steps)
-                )
-                for node in self.nodes
-            },
+            {node.host: node.see for node in self.nodes},
             self.options.cancel,
         )
         raise_first(errors)
@@ -428,7 +427,7 @@ class _Run:
     def _all(self, work: Callable[[_Node], None], nodes: Sequence[_Node] | None = None) -> None:
         """On all nodes at once. Raises _Failed with the errors of all that failed."""
         works: dict[str, Callable[[], None]] = {
-            node.host: lambda node=node: work(node)  # type: ignore[misc]
+            node.host: functools.partial(work, node)
             for node in (self.nodes if nodes is None else nodes)
         }
         errors = together(works, self.options.cancel)

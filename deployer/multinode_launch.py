@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -275,13 +276,9 @@ class NodesLaunch(LaunchStep):
         self, context: StepContext, job: JobIdentity, launch: Launch, error: LaunchFailed
     ) -> None:
         """On all nodes at once; each is tried, whatever another says."""
-        cls = error.failure.cls
         # The cause may be another node's: whether rank 0 lives is not said by it.
         mine = LaunchFailed(error.failure, None, error.phase, error.evidence, error.seen)
-        ends: dict[str, Callable[[], None]] = {
-            one.want.host_name: lambda one=one: one.end(cls)  # type: ignore[misc]
-            for one in self.followers
-        }
+        ends = self._ends(error.failure.cls)
         ends[context.want.host_name] = lambda: LaunchStep.give_up(self, context, job, launch, mine)
         raise_first(together(ends, self.cancel))
 
@@ -393,12 +390,12 @@ class NodesLaunch(LaunchStep):
             context.progress("the other nodes' last words", 0, SETTLE_S, "s")
             self._sleep(0.5)
 
+    def _ends(self, cls: str) -> dict[str, Callable[[], None]]:
+        """How each follower's part of the launch is ended, by host."""
+        return {one.want.host_name: functools.partial(one.end, cls) for one in self.followers}
+
     def _end_followers(self, cls: str) -> None:
-        ends: dict[str, Callable[[], None]] = {
-            one.want.host_name: lambda one=one: one.end(cls)  # type: ignore[misc]
-            for one in self.followers
-        }
-        for host, error in together(ends, self.cancel).items():
+        for host, error in together(self._ends(cls), self.cancel).items():
             one = next(one for one in self.followers if one.want.host_name == host)
             one.context.note(f"its part of the launch could not be ended: {error}", "warning")
 
@@ -458,7 +455,7 @@ class NodesVerify(VerifyStep):
         """Rank 0 first: the others then end by themselves, or are ended."""
         self._end(context, context.reprobe())
         ends: dict[str, Callable[[], None]] = {
-            one.want.host_name: lambda one=one: self._end(one.context, one.facts)  # type: ignore[misc]
+            one.want.host_name: functools.partial(self._end, one.context, one.facts)
             for one in self.followers
         }
         raise_first(together(ends, self.launch.cancel))

@@ -51,9 +51,6 @@ MLA_ARCHITECTURES = frozenset(
     }
 )
 INDEXED_ARCHITECTURES = frozenset({"DeepseekV3ForCausalLM", "DeepseekV32ForCausalLM"})
-DEFAULT_VISION = frozenset(
-    {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
-)
 QWEN_VISION: Config = {
     "depth": 27,
     "hidden_size": 1152,

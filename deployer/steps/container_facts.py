@@ -186,11 +186,6 @@ def parse_container(output: ProbeOutput, vmid: int = 0) -> ContainerFacts:
     )
 
 
-def _upid(line: str) -> list[str]:
-    """node, pid, start, time, kind, id, user of a task's name."""
-    return line.split(":")
-
-
 def _parts(text: str) -> dict[str, list[str]]:
     parts: dict[str, list[str]] = {}
     lines: list[str] = []

@@ -18,7 +18,6 @@ DERIVED = "~"
 """Between a variant and what this tool changed in it; no variant of a playbook has it."""
 FINGERPRINT_FILE = "fingerprint"
 LAUNCH_FILE = "launch"
-VERDICT_FILE = "verdict"
 WEIGHTS_FILE = "weights"
 """Files of the job's folder: one line each; all but the first are JSON."""
 

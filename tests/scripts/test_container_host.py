@@ -118,6 +118,14 @@ exec {sys.executable} -I -S {TOOL} {root} "$@"
             made, transports={Where.HOST: self.host, Where.GUEST: self.guest}
         )
 
+    def applied(self) -> tuple[Facts, Plan, Any]:
+        """Applied and not undone: what was seen before, the plan, and the context."""
+        seen = self.look()
+        decided = self.plan(seen)
+        working = self.context()
+        self.step.apply(working, seen, decided)
+        return seen, decided, working
+
     def apply(self) -> Plan:
         """As the engine does it, with undo; the plan afterwards."""
         seen = self.look()
@@ -242,10 +250,7 @@ def test_what_cannot_be_put_back_is_told(tmp_path: Path) -> None:
 
 def test_hot_plugged_devices_stay_until_the_next_start_and_that_is_told(tmp_path: Path) -> None:
     world = World(tmp_path, WHOLE, "running")
-    seen = world.look()
-    decided = world.plan(seen)
-    working = world.context()
-    world.step.apply(working, seen, decided)
+    seen, decided, working = world.applied()
     error = DeployError("something else")
     world.blind = True
     world.step.undo(working, seen, decided, error)
@@ -255,10 +260,7 @@ def test_hot_plugged_devices_stay_until_the_next_start_and_that_is_told(tmp_path
 
 def test_what_is_right_stays_and_is_told(tmp_path: Path) -> None:
     world = World(tmp_path, WHOLE, "running")
-    seen = world.look()
-    decided = world.plan(seen)
-    working = world.context()
-    world.step.apply(working, seen, decided)
+    seen, decided, working = world.applied()
     after = world.conf.read_text()
     error = DeployError("CUDA does not start in container 129")
     world.step.undo(working, seen, decided, error)
@@ -270,10 +272,7 @@ def test_what_is_right_stays_and_is_told(tmp_path: Path) -> None:
 
 def test_a_container_that_was_stopped_is_stopped_again(tmp_path: Path) -> None:
     world = World(tmp_path, WHOLE, "stopped")
-    seen = world.look()
-    decided = world.plan(seen)
-    working = world.context()
-    world.step.apply(working, seen, decided)
+    seen, decided, working = world.applied()
     error = DeployError("the guest sees none of them")
     world.blind = True
     world.step.undo(working, seen, decided, error)
