@@ -170,6 +170,8 @@ class SshTransport:
     ) -> paramiko.Transport:
         hop = _gateways.borrow(gateway)
         try:
+            # Before the turn at the target: who waits for one then waits for the target alone.
+            hop.connect()
             transport = login(
                 endpoint,
                 lambda limit: hop.tunnel(endpoint.address, endpoint.port, limit),

@@ -122,9 +122,23 @@ def _with_retry(attempt: Callable[[Peer], paramiko.Transport], peer: Peer) -> pa
     until = time.monotonic() + peer.timeout_s
     try:
         return attempt(peer)
-    except DroppedEarly:
+    except DroppedEarly as error:
         # Only now: its import would cost every start.
         from tenacity import Retrying, retry_if_exception_type, wait_random_exponential
+
+        busy = [error] if isinstance(error, Busy) else []
+
+    def again() -> paramiko.Transport:
+        try:
+            return attempt(replace(peer, timeout_s=max(1.0, round(until - time.monotonic(), 1))))
+        except Busy as error:
+            busy.append(error)
+            raise
+        except DroppedEarly as error:
+            # A reset can overtake the words that say why.
+            if busy and not isinstance(error, Refused):
+                raise busy[-1] from error
+            raise
 
     def enough(state: RetryCallState) -> bool:
         error = state.outcome.exception() if state.outcome else None
@@ -139,13 +153,12 @@ def _with_retry(attempt: Callable[[Peer], paramiko.Transport], peer: Peer) -> pa
 
     retrying = Retrying(
         retry=retry_if_exception_type(DroppedEarly),
-        wait=wait_random_exponential(multiplier=0.2, max=2.0),
+        # A wait past the end is not begun: short ones leave little of the time unused.
+        wait=wait_random_exponential(multiplier=0.2, max=min(2.0, peer.timeout_s / 4)),
         stop=enough,
         reraise=True,
     )
-    return retrying(
-        lambda: attempt(replace(peer, timeout_s=max(1.0, round(until - time.monotonic(), 1))))
-    )
+    return retrying(again)
 
 
 def dialled(
