@@ -11,151 +11,23 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from deployer.deployment import Deployment
-from deployer.engine import Engine, Outcome, Selection
-from deployer.errors import Defect, DeployError, NotStarted, StepBlocked
-from deployer.events import Bus, Event, Note, RunFinished, RunStarted
-from deployer.kept import Kept
+from deployer.engine import Outcome, Selection
+from deployer.errors import DeployError, StepBlocked
+from deployer.events import Bus, RunFinished, RunStarted
 from deployer.locallock import LocalLock
-from deployer.model import Facts, Plan, PlanState, Where
-from deployer.multinode_launch import Follower, NodesLaunch, NodesVerify, job_of
+from deployer.model import Facts, Plan, PlanState
+from deployer.multinode_follower import job_of
+from deployer.multinode_launch import NodesLaunch
+from deployer.multinode_node import NodeRun, open_node
 from deployer.multinode_threads import raise_first, together
-from deployer.recipe import recipe_of
-from deployer.remote.transport import Transport
+from deployer.multinode_told import Failed, recorded, summary, tell
+from deployer.multinode_verify import NodesVerify
 from deployer.restart import RestartStop
-from deployer.session import HostSession
-from deployer.state import DeploymentState, HostState, Manifest
-from deployer.state_file import StateFile
-from deployer.steps.base import Step, StepContext
-from deployer.steps.launch import LaunchStep
-from deployer.steps.server_facts import ServerFact
-from deployer.steps.stop import StopStep
-from deployer.steps.stop_told import stop_ours
-from deployer.steps.verify import VerifyStep
-from deployer.up import DeploymentResult, RunRecord, UpOptions, new_run_id, proven, repin
-
-
-class NodeStop(StopStep):
-    """As `stop`; with a `reason`, the wanted launch of this node ends too."""
-
-    reason: str = ""
-
-    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
-        """A part of a launch is of no use to a launch of all."""
-        plan = super().plan(want, facts, state)
-        job = job_of(facts)
-        if not self.reason or job is None or plan.state is not PlanState.NOTHING:
-            return plan
-        change = dataclasses.replace(stop_ours(want, job, False), reason=self.reason)
-        refused = self.successor_refused(want, facts, state)
-        return refused or Plan.change(
-            self.reason, change, *self.left_changes(want, facts.need(ServerFact))
-        )
-
-
-class _Failed(Exception):
-    """Nodes' errors by host; those of the others are `NotStarted`."""
-
-    def __init__(self, errors: Mapping[str, DeployError]) -> None:
-        super().__init__(", ".join(errors))
-        self.errors = errors
-
-
-@dataclass
-class _Node:
-    """One node of the run: its connections, its state, its steps."""
-
-    want: Deployment
-    session: HostSession
-    state_file: StateFile
-    state: HostState
-    own: DeploymentState
-    steps: list[Step]
-    transports: Mapping[Where, Transport]
-    options: UpOptions
-    bus: Bus
-    run_id: str
-    local: LocalLock | None
-    result: DeploymentResult
-    stop: NodeStop
-    launch: LaunchStep
-    facts: Facts = field(default_factory=Facts)
-
-    @property
-    def host(self) -> str:
-        return self.want.host_name
-
-    def save(self) -> None:
-        self.state_file.save(self.state)
-
-    def look(self, reason: str) -> None:
-        self.facts = self.engine(self.steps).look(reason)
-
-    def see(self) -> None:
-        self.facts = self.session.look(self.want, self.steps)
-
-    def keep(self, want: Deployment, manifest: Manifest) -> str:
-        kept = Kept(self.options.deploy_dir / "kept")
-        return kept.add(recipe_of(want, manifest), want.lock_text)
-
-    def entered(self, step: str) -> None:
-        self.result.acted = True
-        if self.local is not None:
-            self.local.enter(step)
-        self.session.entered(step)
-
-    def engine(
-        self,
-        steps: Sequence[Step],
-        gather: Callable[[], Facts] | None = None,
-        on_step: Callable[[str], None] | None = None,
-    ) -> Engine:
-        """`steps` act; those of the whole run look."""
-        return Engine(
-            self.want,
-            steps,
-            gather or (lambda: self.session.look(self.want, self.steps)),
-            self.transports,
-            state=self.own,
-            save=self.save,
-            bus=self.bus,
-            run_id=self.run_id,
-            environ=self.options.environ,
-            on_step=on_step or self.entered,
-            keep=self.keep,
-        )
-
-    def apply(self, steps: Sequence[Step]) -> None:
-        """Runs these steps on this node alone."""
-        outcome = Outcome()
-        try:
-            self.facts = self.engine(steps).apply(outcome, self.facts, Selection())
-        finally:
-            self.changed(outcome)
-
-    def changed(self, outcome: Outcome) -> None:
-        if self.result.outcome is not None:
-            self.result.outcome.changed += outcome.changed
-
-    def follower(self) -> Follower:
-        """What the launch of all knows of it. Its save, bus and facts are this node's."""
-        context = StepContext(
-            want=self.want,
-            run_id=self.run_id,
-            bus=self.bus,
-            transports=self.transports,
-            reprobe=lambda: self.session.look(self.want, self.steps),
-            state=self.own,
-            save=self.save,
-            step="launch",
-            environ=self.options.environ,
-            keep=self.keep,
-        )
-        return Follower(context, self.launch)
+from deployer.steps.base import Step
+from deployer.up import DeploymentResult, UpOptions, new_run_id, proven, repin
 
 
 def up_nodes(wants: Sequence[Deployment], options: UpOptions, bus: Bus) -> list[DeploymentResult]:
@@ -168,7 +40,7 @@ def up_nodes(wants: Sequence[Deployment], options: UpOptions, bus: Bus) -> list[
     with contextlib.ExitStack() as records:
         try:
             if not options.dry_run:
-                bus = _recorded(records, wants, options, run_id, bus)
+                bus = recorded(records, wants, options, run_id, bus)
             _up(wants, results, options, bus, run_id)
         except KeyboardInterrupt:
             for want in wants:
@@ -177,7 +49,7 @@ def up_nodes(wants: Sequence[Deployment], options: UpOptions, bus: Bus) -> list[
         except BrokenPipeError:
             raise
         except Exception as error:  # noqa: BLE001 - told with its nodes
-            _tell(wants, results, error, options, bus)
+            tell(wants, results, error, options, bus)
     return results
 
 
@@ -193,29 +65,8 @@ def _up(
     with contextlib.ExitStack() as stack:
         _Run(stack, wants, results, options, bus, run_id).story()
         for want, result in zip(wants, results, strict=True):
-            words = _summary(want, result)
+            words = summary(want, result)
             bus.emit(RunFinished(want.host_name, want.id, 0, words, "", result.result))
-
-
-def _recorded(
-    stack: contextlib.ExitStack,
-    wants: Sequence[Deployment],
-    options: UpOptions,
-    run_id: str,
-    bus: Bus,
-) -> Bus:
-    """Each node's record has the events of its host."""
-    records: dict[str, RunRecord] = {}
-    for want in wants:
-        record = RunRecord(options.deploy_dir / "runs", run_id, want.host_name)
-        stack.callback(record.close)
-        records[want.host_name] = record
-
-    def write(event: Event) -> None:
-        if event.host in records:
-            records[event.host](event)
-
-    return Bus(write, bus.emit)
 
 
 class _Run:
@@ -242,7 +93,7 @@ class _Run:
                 )
                 stack.enter_context(locks[host])
         self.nodes = [
-            self._node(stack, want, result, locks.get(want.host_name))
+            open_node(stack, want, options, bus, run_id, result, locks.get(want.host_name))
             for want, result in zip(wants, results, strict=True)
         ]
         self.leader, self.others = self.nodes[0], self.nodes[1:]
@@ -321,7 +172,7 @@ class _Run:
             steps += [self.launch, self.verify] if node is self.leader else [node.launch]
             node.result.outcome, _ = node.engine(steps).plan(node.facts)
 
-    def _acting(self, node: _Node) -> Outcome:
+    def _acting(self, node: NodeRun) -> Outcome:
         plans = node.result.outcome.plans.items() if node.result.outcome is not None else ()
         acts = self.options.selection.acts
         return Outcome({name: plan for name, plan in plans if acts(self.names, name)})
@@ -342,10 +193,10 @@ class _Run:
                 if plan.state is PlanState.BLOCKED and plan.stands:
                     self._refuse(node, name, plan)
 
-    def _refuse(self, node: _Node, name: str, plan: Plan) -> None:
+    def _refuse(self, node: NodeRun, name: str, plan: Plan) -> None:
         error = StepBlocked(plan.reason, where=f"{node.want.id} {name}", fix=plan.fix)
         error.exit_code = plan.exit_code
-        raise _Failed({node.host: error})
+        raise Failed({node.host: error})
 
     def _prepare(self) -> None:
         """driver to shards; rank 0 learns first which commit it is."""
@@ -358,7 +209,7 @@ class _Run:
         self._all(lambda node: node.apply([s for s in self._before_stop(node) if self._acts(s)]))
 
     @staticmethod
-    def _learn(node: _Node, step: Step) -> None:
+    def _learn(node: NodeRun, step: Step) -> None:
         step.prepare(dataclasses.replace(node.follower().context, step=step.name))
 
     def _stop(self) -> None:
@@ -392,7 +243,7 @@ class _Run:
         try:
             leader.facts = engine.apply(outcome, leader.facts, Selection())
         except DeployError as error:
-            raise _Failed({leader.host: error}) from error
+            raise Failed({leader.host: error}) from error
         finally:
             for node in self.nodes:
                 node.changed(outcome)
@@ -415,112 +266,21 @@ class _Run:
         return self.options.selection.acts(self.names, step.name)
 
     @staticmethod
-    def _before_stop(node: _Node) -> list[Step]:
+    def _before_stop(node: NodeRun) -> list[Step]:
         return node.steps[: node.steps.index(node.stop)]
 
-    def _of(self, node: _Node, work: Callable[[_Node], object]) -> None:
+    def _of(self, node: NodeRun, work: Callable[[NodeRun], object]) -> None:
         try:
             work(node)
         except DeployError as error:
-            raise _Failed({node.host: error}) from error
+            raise Failed({node.host: error}) from error
 
-    def _all(self, work: Callable[[_Node], None], nodes: Sequence[_Node] | None = None) -> None:
-        """On all nodes at once. Raises _Failed with the errors of all that failed."""
+    def _all(self, work: Callable[[NodeRun], None], nodes: Sequence[NodeRun] | None = None) -> None:
+        """On all nodes at once. Raises Failed with the errors of all that failed."""
         works: dict[str, Callable[[], None]] = {
             node.host: functools.partial(work, node)
             for node in (self.nodes if nodes is None else nodes)
         }
         errors = together(works, self.options.cancel)
         if errors:
-            raise _Failed(errors)
-
-    # ---- what it is made of
-    def _node(
-        self,
-        stack: contextlib.ExitStack,
-        want: Deployment,
-        result: DeploymentResult,
-        local: LocalLock | None,
-    ) -> _Node:
-        session = stack.enter_context(_session(want, self.options, self.bus))
-        state_file = StateFile(self.options.deploy_dir / "state", want.host_name)
-        state = state_file.load()
-        steps, stop, launch = _steps(self.options)
-        return _Node(
-            want,
-            session,
-            state_file,
-            state,
-            state.deployments.setdefault(want.name, DeploymentState()),
-            steps,
-            session.transports(want),
-            self.options,
-            self.bus,
-            self.run_id,
-            local,
-            result,
-            stop,
-            launch,
-        )
-
-
-def _steps(options: UpOptions) -> tuple[list[Step], NodeStop, LaunchStep]:
-    """A node's steps. The whole list looks; `stop` and `launch` are its own."""
-    given = options.steps()
-    retry = any(isinstance(step, StopStep) and step.retry for step in given)
-    stop, launch = NodeStop(retry=retry), LaunchStep()
-    own: dict[str, Step] = {"stop": stop, "launch": launch, "verify": VerifyStep()}
-    return [own.get(step.name, step) for step in given], stop, launch
-
-
-@contextlib.contextmanager
-def _session(want: Deployment, options: UpOptions, bus: Bus) -> Iterator[HostSession]:
-    host = want.host_name
-    session = HostSession(
-        host, want.host, options.base, lambda text: bus.emit(Note(host, "", "lock", "info", text))
-    )
-    try:
-        with options.cancel.waking(session.wake):
-            yield session
-    finally:
-        session.close(lambda text: bus.emit(Note(host, "", "", "warning", text)))
-
-
-def _tell(
-    wants: Sequence[Deployment],
-    results: Sequence[DeploymentResult],
-    error: Exception,
-    options: UpOptions,
-    bus: Bus,
-) -> None:
-    """The cause is its node's; the others were held up by it."""
-    if isinstance(error, _Failed):
-        errors = dict(error.errors)
-    elif isinstance(error, DeployError):
-        errors = {want.host_name: error for want in wants}
-    else:
-        errors = {wants[0].host_name: Defect.of(error, wants[0].id)}
-    causes = [want.id for want in wants if want.host_name in errors]
-    for want, result in zip(wants, results, strict=True):
-        result.error = errors.get(want.host_name) or NotStarted(
-            f"its nodes are one server, and {', '.join(causes)} failed",
-            where=want.id,
-            fix=f"see {causes[0] if causes else 'the others'}",
-        )
-        if options.cancel.asked:
-            result.error = options.cancel.error(want.id)
-        told = result.error
-        bus.emit(RunFinished(want.host_name, want.id, told.exit_code, str(told), told.fix))
-
-
-def _summary(want: Deployment, result: DeploymentResult) -> str:
-    if result.declined:
-        return "declined; nothing was changed"
-    changed = result.outcome.changed if result.outcome is not None else []
-    did = f"changed: {', '.join(changed)}" if changed else "nothing to do"
-    what: dict[str, Any] = result.result
-    if what:
-        return f"{want.id} serves {what['model']} at {what['endpoint']} with its nodes ({did})"
-    if result.left:
-        return f"{did}; left to do: {', '.join(result.left)}"
-    return did
+            raise Failed(errors)

@@ -21,7 +21,7 @@ from serverworld import MANIFEST, deployment, facts  # noqa: E402
 from test_gates_fallback import Moved  # noqa: E402
 from test_lookalike import base, environment  # noqa: E402, F401
 
-from deployer import multinode, multinode_launch  # noqa: E402
+from deployer import multinode, multinode_launch, multinode_node  # noqa: E402
 from deployer.deployment import Deployment, Node  # noqa: E402
 from deployer.down import Down  # noqa: E402
 from deployer.engine import Engine, Outcome, Selection  # noqa: E402
@@ -125,7 +125,7 @@ class World:
             self.guests[host] = Moved(shell_path("dash", here))
             self.guests[host].root = str(here / "jobs")
         monkeypatch.setattr(Session, "guests", self.guests, raising=False)
-        monkeypatch.setattr(multinode, "HostSession", Session)
+        monkeypatch.setattr(multinode_node, "HostSession", Session)
         monkeypatch.setattr(
             StepContext,
             "jobs",

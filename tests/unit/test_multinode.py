@@ -28,7 +28,7 @@ from serverworld import (
     state,
 )
 
-from deployer import multinode, multinode_launch
+from deployer import multinode_node
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
 from deployer.cli.up import _by_server
@@ -50,9 +50,12 @@ from deployer.events import Bus
 from deployer.fleet import exit_code
 from deployer.locallock import LocalLock
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure, Where
-from deployer.multinode import NodeStop, up_nodes
-from deployer.multinode_launch import Follower, NodesLaunch, NodesVerify, marked, only_misses_a_peer
+from deployer.multinode import up_nodes
+from deployer.multinode_follower import Follower, job_of, marked, only_misses_a_peer
+from deployer.multinode_launch import NodesLaunch
+from deployer.multinode_node import NodeStop
 from deployer.multinode_threads import raise_first, together
+from deployer.multinode_verify import NodesVerify
 from deployer.remote.jobs import JobStatus, StopProof
 from deployer.remote.transport import Answer
 from deployer.sglang.argv import server_argv
@@ -520,7 +523,7 @@ def test_all_are_tried_and_the_first_error_names_the_others() -> None:
         raise_first(errors)
     raise_first({})
     job: ServerJob = server_job(RANKS[0])
-    assert multinode_launch.job_of(facts(fact(job=job))) == job
+    assert job_of(facts(fact(job=job))) == job
     own = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local"
     taken = LaunchFailed(Failure("x", own, "", False), 1, "distributed", (), Seen(None, None))
     assert not only_misses_a_peer(taken)
@@ -589,7 +592,7 @@ class Prepares(Step):
 
 @pytest.fixture
 def up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[DeploymentResult]]:
-    monkeypatch.setattr(multinode, "HostSession", Session)
+    monkeypatch.setattr(multinode_node, "HostSession", Session)
     monkeypatch.setattr(Session, "told", [])
     monkeypatch.setattr(Session, "facts", dict.fromkeys(HOSTS, facts(fact())))
     monkeypatch.setattr(Prepares, "fails", "")

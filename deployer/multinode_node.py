@@ -1,0 +1,193 @@
+"""One node of a run on several hosts: its connections, its state, its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from deployer.deployment import Deployment
+from deployer.engine import Engine, Outcome, Selection
+from deployer.events import Bus, Note
+from deployer.kept import Kept
+from deployer.locallock import LocalLock
+from deployer.model import Facts, Plan, PlanState, Where
+from deployer.multinode_follower import Follower, job_of
+from deployer.recipe import recipe_of
+from deployer.remote.transport import Transport
+from deployer.session import HostSession
+from deployer.state import DeploymentState, HostState, Manifest
+from deployer.state_file import StateFile
+from deployer.steps.base import Step, StepContext
+from deployer.steps.launch import LaunchStep
+from deployer.steps.server_facts import ServerFact
+from deployer.steps.stop import StopStep
+from deployer.steps.stop_told import stop_ours
+from deployer.steps.verify import VerifyStep
+from deployer.up import DeploymentResult, UpOptions
+
+
+class NodeStop(StopStep):
+    """As `stop`; with a `reason`, the wanted launch of this node ends too."""
+
+    reason: str = ""
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """A part of a launch is of no use to a launch of all."""
+        plan = super().plan(want, facts, state)
+        job = job_of(facts)
+        if not self.reason or job is None or plan.state is not PlanState.NOTHING:
+            return plan
+        change = dataclasses.replace(stop_ours(want, job, False), reason=self.reason)
+        refused = self.successor_refused(want, facts, state)
+        return refused or Plan.change(
+            self.reason, change, *self.left_changes(want, facts.need(ServerFact))
+        )
+
+
+@dataclass
+class NodeRun:
+    """What a run knows of one node. Its locks are taken by who makes it."""
+
+    want: Deployment
+    session: HostSession
+    state_file: StateFile
+    state: HostState
+    own: DeploymentState
+    steps: list[Step]
+    transports: Mapping[Where, Transport]
+    options: UpOptions
+    bus: Bus
+    run_id: str
+    local: LocalLock | None
+    result: DeploymentResult
+    stop: NodeStop
+    launch: LaunchStep
+    facts: Facts = field(default_factory=Facts)
+
+    @property
+    def host(self) -> str:
+        return self.want.host_name
+
+    def save(self) -> None:
+        self.state_file.save(self.state)
+
+    def look(self, reason: str) -> None:
+        self.facts = self.engine(self.steps).look(reason)
+
+    def see(self) -> None:
+        self.facts = self.session.look(self.want, self.steps)
+
+    def keep(self, want: Deployment, manifest: Manifest) -> str:
+        kept = Kept(self.options.deploy_dir / "kept")
+        return kept.add(recipe_of(want, manifest), want.lock_text)
+
+    def entered(self, step: str) -> None:
+        self.result.acted = True
+        if self.local is not None:
+            self.local.enter(step)
+        self.session.entered(step)
+
+    def engine(
+        self,
+        steps: Sequence[Step],
+        gather: Callable[[], Facts] | None = None,
+        on_step: Callable[[str], None] | None = None,
+    ) -> Engine:
+        """`steps` act; those of the whole run look."""
+        return Engine(
+            self.want,
+            steps,
+            gather or (lambda: self.session.look(self.want, self.steps)),
+            self.transports,
+            state=self.own,
+            save=self.save,
+            bus=self.bus,
+            run_id=self.run_id,
+            environ=self.options.environ,
+            on_step=on_step or self.entered,
+            keep=self.keep,
+        )
+
+    def apply(self, steps: Sequence[Step]) -> None:
+        """Runs these steps on this node alone."""
+        outcome = Outcome()
+        try:
+            self.facts = self.engine(steps).apply(outcome, self.facts, Selection())
+        finally:
+            self.changed(outcome)
+
+    def changed(self, outcome: Outcome) -> None:
+        if self.result.outcome is not None:
+            self.result.outcome.changed += outcome.changed
+
+    def follower(self) -> Follower:
+        """What the launch of all knows of it. Its save, bus and facts are this node's."""
+        context = StepContext(
+            want=self.want,
+            run_id=self.run_id,
+            bus=self.bus,
+            transports=self.transports,
+            reprobe=lambda: self.session.look(self.want, self.steps),
+            state=self.own,
+            save=self.save,
+            step="launch",
+            environ=self.options.environ,
+            keep=self.keep,
+        )
+        return Follower(context, self.launch)
+
+
+def open_node(
+    stack: contextlib.ExitStack,
+    want: Deployment,
+    options: UpOptions,
+    bus: Bus,
+    run_id: str,
+    result: DeploymentResult,
+    local: LocalLock | None,
+) -> NodeRun:
+    """The node with a session that ends with `stack`. Raises StateError."""
+    session = stack.enter_context(_session(want, options, bus))
+    state_file = StateFile(options.deploy_dir / "state", want.host_name)
+    state = state_file.load()
+    steps, stop, launch = _steps(options)
+    return NodeRun(
+        want,
+        session,
+        state_file,
+        state,
+        state.deployments.setdefault(want.name, DeploymentState()),
+        steps,
+        session.transports(want),
+        options,
+        bus,
+        run_id,
+        local,
+        result,
+        stop,
+        launch,
+    )
+
+
+def _steps(options: UpOptions) -> tuple[list[Step], NodeStop, LaunchStep]:
+    """A node's steps. The whole list looks; `stop` and `launch` are its own."""
+    given = options.steps()
+    retry = any(isinstance(step, StopStep) and step.retry for step in given)
+    stop, launch = NodeStop(retry=retry), LaunchStep()
+    own: dict[str, Step] = {"stop": stop, "launch": launch, "verify": VerifyStep()}
+    return [own.get(step.name, step) for step in given], stop, launch
+
+
+@contextlib.contextmanager
+def _session(want: Deployment, options: UpOptions, bus: Bus) -> Iterator[HostSession]:
+    host = want.host_name
+    session = HostSession(
+        host, want.host, options.base, lambda text: bus.emit(Note(host, "", "lock", "info", text))
+    )
+    try:
+        with options.cancel.waking(session.wake):
+            yield session
+    finally:
+        session.close(lambda text: bus.emit(Note(host, "", "", "warning", text)))
