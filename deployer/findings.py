@@ -13,7 +13,7 @@ from deployer.errors import DeployError, Unreachable
 from deployer.model import Facts, Plan, PlanState, Where
 from deployer.observe import LockSeen
 from deployer.rehash import Verdict
-from deployer.remote.hostlock import Controller, is_stale
+from deployer.remote.lock_record import Controller, is_stale
 from deployer.state import DeploymentState
 from deployer.steps import driver, gpus_persist
 from deployer.steps.base import Step

@@ -19,6 +19,8 @@ from filelock import FileLock, Timeout
 from deployer.errors import LockHeld, LockUnknown
 from deployer.names import shown
 
+UNSEEN = -1
+"""In place of a start time that is hidden from us."""
 RECORD_S = 1.0
 """How long after it took the lock a run may take to write who it is."""
 
@@ -38,11 +40,11 @@ class Owner:
     @property
     def alive(self) -> bool:
         """Is the process that wrote the record running on this machine?"""
-        return self.start > 0 and start_of(self.pid) == self.start
+        return self.start > 0 and start_of(self.pid) in (self.start, UNSEEN)
 
     def describe(self, now: float) -> str:
         """`pid 4711 (deploy up kpro5), run 1a2b, at step shards, since 06:54:01 (12 min)`."""
-        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.since))
+        clock = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(self.since))
         minutes = max(0, int(now - self.since)) // 60
         step = f", at step {self.step}" if self.step else ""
         return f"pid {self.pid} ({self.command}), run {self.run_id}{step}, since {clock} " + (
@@ -137,23 +139,38 @@ def read_owner(record: Path) -> Owner | None:
     """The record of a lock's owner, None when there is none or it cannot be read."""
     try:
         data = json.loads(record.read_bytes())
+        since = float(data["since"])
+        time.localtime(since)
         return Owner(
             int(data["pid"]),
-            float(data["since"]),
+            since,
             str(data["command"]),
             str(data["run_id"]),
             str(data["step"]),
             int(data.get("start", 0)),
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ArithmeticError, ValueError, LookupError, TypeError, RecursionError):
         return None
 
 
 def start_of(pid: int) -> int | None:
-    """Kernel start time (clock ticks) of a running process of this machine, None without one."""
+    """Kernel start time (clock ticks) of a running process of this machine, None without one.
+
+    UNSEEN when there is one and /proc hides it from us (mount option hidepid).
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return UNSEEN if pid > 0 and _exists(pid) else None
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZXx" else int(fields[19])
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True

@@ -52,7 +52,7 @@ from deployer.migrate_relay import relay
 from deployer.migrate_side import Marked, Side, trouble, with_drain
 from deployer.migrate_weights import Lending, Rate, choose, measure, with_source
 from deployer.model import Facts, Plan, PlanState
-from deployer.remote.hostlock import LockRecord, this_controller
+from deployer.remote.lock_record import owner_here, this_controller
 from deployer.session import HostSession
 from deployer.state import Manifest, Migration
 from deployer.state_file import StateFile
@@ -227,7 +227,7 @@ class _Run:
             retire=options.retire,
             keep_source=options.keep_source,
         )
-        self.controller = LockRecord.mine(destination.want.host_name, run_id).owner
+        self.controller = owner_here()
 
     # ---- the story
     def run(self) -> None:

@@ -14,7 +14,7 @@ from deployer.migrate_side import trouble
 from deployer.model import Facts, Plan, PlanState
 from deployer.observe import LockSeen
 from deployer.pct_config import Section
-from deployer.remote.hostlock import Controller, is_stale
+from deployer.remote.lock_record import Controller, is_stale
 from deployer.state import DeploymentState, Migration
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver

@@ -14,8 +14,9 @@ from deployer.deployment import Deployment
 from deployer.inventory import Host
 from deployer.model import Facts, Plan, Probe, ProbeOutput, Where
 from deployer.nvidia_texts import smi_verdict
-from deployer.remote.hostlock import LOCK, Controller, Held, is_stale, parse_record
-from deployer.shell import quote, words
+from deployer.remote.lock_record import Controller, Held, is_stale
+from deployer.remote.lock_scripts import held, read_script
+from deployer.shell import words
 from deployer.state import DeploymentState
 from deployer.steps.base import Step
 from deployer.steps.container_facts import ContainerFacts
@@ -34,8 +35,6 @@ for address in "$@"; do
 done
 exit 0
 """
-
-HOST_LOCK = 'if [ ! -e "$1" ] && [ ! -L "$1" ]; then exit 44; fi\ncat "$1"\n'
 
 # A process that starts now tells the clock that start times count in. /proc/uptime of a container
 # is its own and does not.
@@ -80,7 +79,7 @@ class Sight(Step):
         addresses = words(one.address for one in want.host.gpus)
         return [
             Probe("observe.gpus", Where.HOST, f"set -- {addresses}\n{GPUS}", parse_gpus),
-            Probe("observe.lock", Where.HOST, f"set -- {quote(LOCK)}\n{HOST_LOCK}", parse_lock),
+            Probe("observe.lock", Where.HOST, read_script(), parse_lock),
             Probe("observe.clock", want.guest, CLOCK, parse_clock),
         ]
 
@@ -96,14 +95,14 @@ def parse_gpus(output: ProbeOutput) -> GpuLinks:
 
 
 def parse_lock(output: ProbeOutput) -> LockSeen:
-    """The answer of HOST_LOCK; its exit 44 means that nobody holds it."""
+    """The answer of read_script; its exit 44 means that nobody holds it."""
     if output.exit == 44:
         return LockSeen()
     if output.exit != 0 or output.timed_out:
         told = (output.error_text.strip() or "no answer").splitlines()[-1]
         return LockSeen(problem=f"the host lock could not be read: {told}")
-    run_id, _, rest = output.text.partition("\n")
-    return LockSeen(Held(parse_record(rest.strip()), run_id.strip()))
+    run_id, _, rest = output.text.partition("\n")[2].partition("\n")
+    return LockSeen(held(run_id.strip(), rest))
 
 
 def parse_clock(output: ProbeOutput) -> ClockFact:
@@ -162,11 +161,14 @@ def lock_document(facts: Facts, me: Controller) -> dict[str, Any] | None:
     seen = facts.get(LockSeen)
     if seen is None or (seen.held is None and not seen.problem):
         return None
-    held = seen.held
-    record = held.record if held else None
+    holder = seen.held
+    record = holder.record if holder else None
     return {
-        "run_id": held.run_id if held else "",
-        "holder": record.describe() if record else "",
+        "run_id": holder.run_id if holder else "",
+        "holder": holder.describe() if holder else "",
+        "owner": record.owner if record else "",
+        "since": record.since if record else None,
+        "step": record.step if record else "",
         "stale": (is_stale(record, me) or "") if record else "",
         "problem": seen.problem,
     }

@@ -17,7 +17,8 @@ from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
 from deployer.remote.batch import gather
 from deployer.remote.connect import open_guest, open_host
-from deployer.remote.hostlock import HostLock, LockRecord
+from deployer.remote.hostlock import HostLock
+from deployer.remote.lock_record import LockRecord
 from deployer.remote.transport import Transport
 from deployer.steps.base import Step
 

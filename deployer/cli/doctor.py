@@ -14,7 +14,7 @@ from deployer.errors import DeployError, StepBlocked, UsageError
 from deployer.findings import Finding, Level, examine, in_order, of_error, of_lock
 from deployer.fleet import exit_code
 from deployer.locallock import read_owner
-from deployer.remote.hostlock import Controller, this_controller
+from deployer.remote.lock_record import Controller, this_controller
 from deployer.steps.order import all_steps
 from deployer.up import UpOptions
 

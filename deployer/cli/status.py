@@ -23,7 +23,7 @@ from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
 from deployer.names import listed
-from deployer.remote.hostlock import Controller, this_controller
+from deployer.remote.lock_record import Controller, this_controller
 from deployer.session import REFUSALS, HostSession
 from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile
@@ -198,7 +198,7 @@ def lines(document: Mapping[str, Any]) -> Iterator[str]:
 def _lock_lines(lock: Mapping[str, str] | None) -> Iterator[str]:
     if lock is None:
         return
-    text = lock["problem"] or f"held by {lock['holder'] or 'run ' + lock['run_id']}"
+    text = lock["problem"] or f"held by {lock['holder']}"
     yield f"  {'lock':<10} {text}" + (f"; stale: {lock['stale']}" if lock["stale"] else "")
 
 

@@ -7,6 +7,7 @@ import click
 from deployer.catalog import Catalog
 from deployer.cli.ask import agreed
 from deployer.cli.options import Options, common
+from deployer.cli.plain import printable
 from deployer.remote.connect import open_host
 from deployer.remote.hostlock import read_lock, unlock
 
@@ -24,12 +25,11 @@ def command(options: Options, words: tuple[str, ...]) -> int:
     for word in words:
         transport = open_host(word, catalog.host(word).ssh, options.inventory)
         try:
-            held = read_lock(transport)
-            if held is None:
+            seen = read_lock(transport)
+            if seen is None:
                 click.echo(f"{word}: the lock is free", err=True)
                 continue
-            who = held.record.describe() if held.record else f"run {held.run_id}"
-            click.echo(f"{word}: held by {who}", err=True)
+            click.echo(printable(f"{word}: held by {seen.held.describe()}"), err=True)
             if not agreed(
                 "Is that run surely dead?",
                 command="unlock",
@@ -38,8 +38,8 @@ def command(options: Options, words: tuple[str, ...]) -> int:
                 fix="make sure that this run is dead, then use --yes",
             ):
                 continue
-            unlock(transport)
-            click.echo(f"{word}: unlocked", err=True)
+            done = unlock(transport, seen)
+            click.echo(f"{word}: {'unlocked' if done else 'the lock is free'}", err=True)
         finally:
             transport.close()
     return 0

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import json
+import os
+import socket
 import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from deployer import errors
+from deployer.locallock import UNSEEN, start_of
 from deployer.model import Probe, ProbeOutput, Where
-from deployer.remote.hostlock import (
+from deployer.remote.hostlock import HostLock, read_lock, refuse_unless_taken, unlock
+from deployer.remote.lock_record import (
     Controller,
     Held,
-    HostLock,
     LockRecord,
-    NotAsked,
-    Taken,
+    age_text,
+    hardware,
     is_stale,
-    parse_outcome,
     parse_record,
-    read_lock,
-    refuse_unless_taken,
     this_controller,
-    unlock,
 )
+from deployer.remote.lock_scripts import NotAsked, Taken, acquire_prelude, held, parse_outcome
 from tests.local_transport import SHELLS, LocalTransport, ScriptedTransport, shell_path
 
-ME = Controller("desk", "m1", "b1", "pid:[1]", {77: 500}.get)
-RECORD = LockRecord("o'neil \"é\n$(x)@desk", "kpro5", 77, "b1", 500, "m1", "pid:[1]", "r1", "", 0.0)
+HIDDEN = 99
+ME = Controller(
+    "desk", "m1", "b1", "pid:[1]", {77: 500, HIDDEN: UNSEEN}.get, frozenset({"card", "dock"})
+)
+RECORD = LockRecord(
+    *("o'neil \"é\n$(x)@desk", "kpro5", 77, "b1", 500, "m1", "pid:[1]", "r1", "", 0.0, "board card")
+)
 OTHER = dataclasses.replace(RECORD, run_id="r2", owner="ann@laptop", machine="m2", step="venv")
 
 
@@ -40,6 +49,12 @@ def transport(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def path(tmp_path: Path) -> str:
     return str(tmp_path / "lib" / "lock")
+
+
+def holder(transport: LocalTransport, path: str) -> Held:
+    seen = read_lock(transport, path)
+    assert seen is not None
+    return seen.held
 
 
 def test_taken_held_released(transport: LocalTransport, path: str) -> None:
@@ -54,8 +69,7 @@ def test_taken_held_released(transport: LocalTransport, path: str) -> None:
     assert "deploy unlock kpro5" in caught.value.fix
     other.release(transport)
     mine.enter(transport, "shards")
-    held = read_lock(transport, path)
-    assert held == Held(dataclasses.replace(RECORD, step="shards"), "r1")
+    assert holder(transport, path) == Held(dataclasses.replace(RECORD, step="shards"), "r1")
     mine.release(transport)
     mine.release(transport)
     assert read_lock(transport, path) is None
@@ -81,8 +95,7 @@ def test_one_of_twenty_gets_it(transport: LocalTransport, path: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    held = read_lock(transport, path)
-    assert held is not None and got == [held.run_id]
+    assert got == [holder(transport, path).run_id]
 
 
 def test_it_travels_with_the_probes(transport: LocalTransport, path: str) -> None:
@@ -113,8 +126,7 @@ def test_a_dead_holder_is_replaced(transport: LocalTransport, path: str) -> None
     HostLock(dead, ME, path).acquire(transport)
     taken = HostLock(RECORD, ME, path).acquire(transport)
     assert taken == Taken("pid 78 on desk is gone")
-    held = read_lock(transport, path)
-    assert held is not None and held.run_id == "r1"
+    assert holder(transport, path).run_id == "r1"
     assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
 
 
@@ -124,24 +136,28 @@ def test_a_lock_that_changed_hands_is_not_stolen(transport: LocalTransport, path
     dead = dataclasses.replace(RECORD, pid=78, run_id="dead")
     with pytest.raises(errors.LockHeld, match="ann@laptop"):
         HostLock(RECORD, ME, path).settle(transport, Held(dead, "dead"))
-    held = read_lock(transport, path)
-    assert held is not None and held.run_id == "r2"
+    assert holder(transport, path).run_id == "r2"
 
 
-def test_unlock_says_who(transport: LocalTransport, path: str) -> None:
-    assert unlock(transport, path) is None
-    HostLock(OTHER, ME, path).acquire(transport)
-    assert unlock(transport, path) == Held(OTHER, "r2")
+def test_unlock_takes_only_what_was_shown(transport: LocalTransport, path: str) -> None:
     assert read_lock(transport, path) is None
+    lock = HostLock(OTHER, ME, path)
+    lock.acquire(transport)
+    seen = read_lock(transport, path)
+    assert seen is not None and seen.held == Held(OTHER, "r2")
+    lock.enter(transport, "shards")
+    with pytest.raises(errors.LockHeld, match="nothing was removed"):
+        unlock(transport, seen, path)
+    seen = read_lock(transport, path)
+    assert seen is not None and unlock(transport, seen, path)
+    assert read_lock(transport, path) is None
+    assert not unlock(transport, seen, path)
 
 
 def test_could_not_ask(transport: LocalTransport, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(errors.LockUnknown, match="cannot make"):
         HostLock(RECORD, ME, str(tmp_path / "file" / "lock")).acquire(transport)
-    (tmp_path / "lock").mkdir()
-    with pytest.raises(errors.LockUnknown, match="is a folder"):
-        HostLock(RECORD, ME, str(tmp_path / "lock")).acquire(transport)
     cut = ScriptedTransport(errors.ConnectionLost("gone"))
     with pytest.raises(errors.LockUnknown, match="gone"):
         HostLock(RECORD, ME).acquire(cut)
@@ -161,9 +177,42 @@ def test_an_unreadable_record_is_held_not_free(transport: LocalTransport, path: 
     Path(path).write_text("junk\nnot base64\n")
     with pytest.raises(errors.LockHeld, match="run junk"):
         HostLock(RECORD, ME, path).acquire(transport)
-    Path(path).write_text("")
-    with pytest.raises(errors.LockHeld):
+    os.utime(path, (time.time() - 7200,) * 2)
+    Path(path).write_bytes(b"r9\n" + dataclasses.replace(RECORD, pid=78).line().encode())
+    # The record of a dead run under another's name proves nothing.
+    with pytest.raises(errors.LockHeld, match="run r9"):
         HostLock(RECORD, ME, path).acquire(transport)
+    for content in (b"", b"\n\n", b"\0\0\0\0", b"? x"):
+        Path(path).write_bytes(content)
+        os.utime(path, (time.time() - 7200,) * 2)
+        with pytest.raises(errors.LockHeld, match="does not say whose it is, written 2 h ago"):
+            HostLock(RECORD, ME, path).acquire(transport)
+    seen = read_lock(transport, path)
+    assert seen is not None and unlock(transport, seen, path)
+
+
+@pytest.mark.parametrize("kind", ["folder", "fifo", "socket", "dangling link", "link"])
+def test_what_is_no_file_is_neither_read_nor_taken(
+    transport: LocalTransport, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "lock"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(os.path.relpath(path))
+    else:
+        path.symlink_to(tmp_path / "target")
+        if kind == "link":
+            (tmp_path / "target").write_text("r1\nx\n")
+    with pytest.raises(errors.LockUnknown, match="is no regular file") as caught:
+        HostLock(RECORD, ME, str(path)).acquire(transport)
+    assert caught.value.fix == "move it away on kpro5, then run again"
+    if kind != "link":
+        with pytest.raises(errors.LockUnknown, match="could not be read"):
+            read_lock(transport, str(path))
 
 
 @pytest.mark.parametrize(
@@ -171,13 +220,20 @@ def test_an_unreadable_record_is_held_not_free(transport: LocalTransport, path: 
     [
         ({}, None),
         ({"boot": "b0"}, "desk has been rebooted since"),
+        # A clone: machine id and name are the same, the network card is not.
+        ({"boot": "b0", "hardware": "board2 card2"}, None),
+        ({"boot": "b0", "hardware": ""}, None),
         ({"pid": 78}, "pid 78 on desk is gone"),
         ({"start": 499}, "pid 77 on desk is another process now"),
         ({"machine": "m2", "boot": "b0"}, None),
         ({"machine": "", "boot": "b0"}, None),
         ({"owner": "ann@laptop", "boot": "b0"}, None),
         ({"machine": "m2", "pid": 78}, "pid 78 on desk is gone"),
+        # Containers of one kernel, each a pid 1 of its own.
         ({"namespace": "pid:[2]", "pid": 78}, None),
+        ({"namespace": "pid:[2]", "pid": 1, "start": 499}, None),
+        ({"namespace": "pid:[2]", "boot": "b0", "pid": 1, "hardware": ""}, None),
+        ({"pid": HIDDEN, "start": 499}, None),
         ({"boot": "", "pid": 78}, None),
         ({"start": 0, "pid": 78}, None),
     ],
@@ -200,7 +256,153 @@ def test_our_own_record_is_alive() -> None:
 
 def test_outcomes() -> None:
     assert parse_outcome(b"noise\ndeployer-lock taken\n") == Taken()
-    assert parse_outcome(b"deployer-lock held r1 x\n") == Held(None, "r1")
+    assert parse_outcome(b"deployer-lock held r1 x \n") == Held(None, "r1")
+    seen = parse_outcome(f"deployer-lock held r2 {OTHER.line()} 750\n".encode())
+    assert isinstance(seen, Held) and seen == Held(OTHER, "r2")
+    assert seen.describe().endswith(" since 1970-01-01 00:00:00 UTC, in step venv (for 12 min)")
+    assert parse_outcome(b"deployer-lock odd x is no regular file\n") == NotAsked(
+        "x is no regular file", True
+    )
     assert parse_outcome(b"deployer-lock unknown no space\n") == NotAsked("no space")
     assert parse_outcome(b"") == NotAsked("the target did not say")
     refuse_unless_taken(Taken(), "kpro5")
+
+
+DEAD = dataclasses.replace(RECORD, pid=78, run_id="dead")
+
+
+@pytest.mark.parametrize("heirs", [(), ("h1",), ("h1", "h2")])
+def test_of_twenty_heirs_one_gets_it(
+    transport: LocalTransport, path: str, heirs: tuple[str, ...]
+) -> None:
+    """Also after heirs that were killed between their link and its rename."""
+    HostLock(DEAD, ME, path).acquire(transport)
+    for before, run_id in zip(("dead", *heirs), heirs, strict=False):
+        record = dataclasses.replace(DEAD, run_id=run_id)
+        Path(f"{path}.heir.{before}").write_text(f"{run_id}\n{record.line()}\n")
+    got: list[str] = []
+    lost: list[str] = []
+    notes: list[str] = []
+    barrier = threading.Barrier(20)
+
+    def take(run_id: str) -> None:
+        mine = dataclasses.replace(RECORD, run_id=run_id)
+        lock = HostLock(mine, ME, path, notes.append)
+        barrier.wait()
+        try:
+            lock.acquire(transport)
+        except errors.LockHeld as error:
+            lost.append(error.what)
+            return
+        got.append(run_id)
+
+    threads = [threading.Thread(target=take, args=(f"r{i}",)) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == [holder(transport, path).run_id] and len(lost) == 19
+    assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
+    assert all("(run r" in said for said in lost), lost
+    assert [f"(run {name}, pid 78)" in note for name in ("dead", *heirs) for note in notes].count(
+        True
+    ) == 1 + len(heirs)
+
+
+def test_a_heir_that_lives_is_named(transport: LocalTransport, path: str) -> None:
+    HostLock(DEAD, ME, path).acquire(transport)
+    Path(f"{path}.heir.dead").write_text(f"r2\n{OTHER.line()}\n")
+    with pytest.raises(errors.LockHeld, match="ann@laptop"):
+        HostLock(RECORD, ME, path).acquire(transport)
+    assert holder(transport, path).run_id == "dead"
+    with pytest.raises(ValueError, match="not a run id"):
+        acquire_prelude(RECORD, stale=["../x"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"since": float("inf")},
+        {"since": float("nan")},
+        {"since": 1e300},
+        {"since": -5},
+        {"since": "x"},
+        {"pid": "77"},
+        {"pid": -1},
+        {"start": 1.5},
+        {"owner": 7},
+        {"owner": None},
+        {"boot": ["b1"]},
+        {"run_id": "a b"},
+        {"run_id": "../x"},
+    ],
+)
+def test_a_record_of_wrong_values_is_none(changes: dict[str, Any]) -> None:
+    values = {**dataclasses.asdict(RECORD), **changes}
+    line = base64.b64encode(json.dumps(values).encode()).decode()
+    assert parse_record(line) is None
+    assert held("r1", line).describe() == "run r1"
+
+
+def test_what_is_no_record_is_none() -> None:
+    deep = base64.b64encode(b"[" * 100_000).decode()
+    for text in (
+        "",
+        "x",
+        deep,
+        base64.b64encode(b"[1]").decode(),
+        base64.b64encode(b"\xff").decode(),
+    ):
+        assert parse_record(text) is None
+    # An older version has no word of the hardware: it is a record, and proves no reboot.
+    values = {k: v for k, v in dataclasses.asdict(RECORD).items() if k != "hardware"}
+    old = parse_record(base64.b64encode(json.dumps({**values, "boot": "b0"}).encode()).decode())
+    assert old is not None and is_stale(old, ME) is None
+
+
+def test_the_hardware_is_what_a_clone_does_not_share(tmp_path: Path) -> None:
+    def card(name: str, address: str, kind: str, device: bool = True) -> None:
+        folder = tmp_path / "net" / name
+        folder.mkdir(parents=True)
+        (folder / "address").write_text(f"{address}\n")
+        (folder / "addr_assign_type").write_text(f"{kind}\n")
+        if device:
+            (folder / "device").mkdir()
+
+    assert list(hardware(tmp_path)) == []
+    card("eth0", "02:42:ac:11:00:02", "0", device=False)
+    card("wlan0", "5e:11:22:33:44:55", "3")
+    card("dummy0", "00:00:00:00:00:00", "0")
+    assert list(hardware(tmp_path)) == []
+    card("enp1s0", "52:54:00:AB:cd:01", "0")
+    [one] = hardware(tmp_path)
+    assert len(one) == 16
+    (tmp_path / "dmi" / "id").mkdir(parents=True)
+    (tmp_path / "dmi" / "id" / "product_uuid").write_text("4C4C4544-0042\n")
+    assert len(set(hardware(tmp_path))) == 2
+    (tmp_path / "dmi" / "id" / "product_uuid").write_text("00000000-0000\n")
+    assert list(hardware(tmp_path)) == [one]
+
+
+def test_a_process_that_is_hidden_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """/proc with hidepid: another user's processes have no folder there."""
+
+    def kill(pid: int, number: int) -> None:
+        if pid != 77:
+            raise ProcessLookupError
+        raise PermissionError
+
+    def hidden(path: Path, **more: str) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", hidden)
+    monkeypatch.setattr(os, "kill", kill)
+    assert (start_of(77), start_of(78), start_of(0), start_of(-1)) == (UNSEEN, None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (119, "119 s"), (720, "12 min"), (1e4, "3 h"), (1e6, "12 days")],
+)
+def test_ages(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text

@@ -58,7 +58,7 @@ from deployer.migrate_weights import (
 from deployer.model import Change, Facts, Plan, ProbeOutput, Procedure, Where
 from deployer.observe import LockSeen
 from deployer.pct_config import parse_conf
-from deployer.remote.hostlock import Controller, Held, LockRecord
+from deployer.remote.lock_record import Controller, Held, LockRecord
 from deployer.state import Migration
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.server_facts import ServerFact
@@ -227,8 +227,10 @@ def test_only_root_may_change_devices() -> None:
 
 
 def test_a_lock_is_an_obstacle_unless_its_holder_is_proven_dead() -> None:
-    me = Controller("desk", "machine", "boot-2", "ns")
-    held = LockRecord("root@desk", "kpro5", 5, "boot-1", 7, "machine", "ns", "r1", "venv", 1.0)
+    me = Controller("desk", "machine", "boot-2", "ns", hardware=frozenset({"card"}))
+    held = LockRecord(
+        *("root@desk", "kpro5", 5, "boot-1", 7, "machine", "ns", "r1", "venv", 1.0, "card")
+    )
     assert lock_obstacle("kpro5", Facts({LockSeen: LockSeen(Held(held))}), me) == []
     other = dataclasses.replace(held, owner="root@far", machine="other")
     [one] = lock_obstacle("kpro5", Facts({LockSeen: LockSeen(Held(other))}), me)

@@ -15,8 +15,8 @@ from deployer.errors import HostKeyChanged, StepFailed
 from deployer.findings import Finding, Level, examine, in_order, of_error, of_lock
 from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Shell, Where
 from deployer.observe import ClockFact, GpuLinks, LockSeen, Sight
-from deployer.remote.hostlock import Held, LockRecord, this_controller
 from deployer.remote.jobs import JobIdentity
+from deployer.remote.lock_record import Held, LockRecord, this_controller
 from deployer.state import DeploymentState, Manifest, ManifestFile
 from deployer.steps.base import Step
 from deployer.steps.container_facts import ContainerFacts
@@ -206,7 +206,7 @@ def test_a_lock_that_cannot_be_read_is_a_problem() -> None:
     fact = observe.parse_lock(ProbeOutput(1, b"", b"cat: lock: Permission denied\n"))
     assert fact.held is None
     assert "Permission denied" in fact.problem
-    assert observe.parse_lock(ProbeOutput(0, b"?\nnoise\n", b"")).held == Held(None, "?")
+    assert observe.parse_lock(ProbeOutput(0, b"1 2 3\n?\nnoise\n", b"")).held == Held(None)
 
 
 def planning(name: str, plan: Plan | Exception) -> Step:

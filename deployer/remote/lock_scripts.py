@@ -1,0 +1,203 @@
+"""The host lock on the target: a file that appears complete or not at all. POSIX sh.
+
+It is made by `ln` of a finished temp file. Its first line is the run id, its second the record as
+base64 of JSON, so that any owner string survives.
+
+A lock whose holder is proven dead is never removed first: whoever gets the link `lock.heir.<dead
+run>` is its only heir, looks again whether the dead one still has the lock, and renames the link to
+`lock`. So at no moment is there no lock, and of many heirs one gets it. A killed heir leaves its
+link, and is proven dead and inherited from in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from deployer.remote.lock_record import Held, LockRecord, checked, parse_record
+from deployer.shell import quote
+
+LOCK = "/var/lib/deployer/lock"
+TEXT_MAX = 65536
+"""Bytes; no lock of ours has more."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The lock is ours. `stolen`: why the one before us was proven dead, '' when there was none."""
+
+    stolen: str = ""
+
+
+@dataclass(frozen=True)
+class NotAsked:
+    """Neither taken nor known to be held. `odd`: something that is no file has its name."""
+
+    reason: str
+    odd: bool = False
+
+
+Outcome = Taken | Held | NotAsked
+
+_ACQUIRE = r"""_l_lock=$_l_path
+_l_link() {
+  # Gives the record the name $1 if that is free; prints nothing.
+  _l_new=$_l_lock.new.$_l_run
+  printf '%s\n%s\n' "$_l_run" "$_l_line" >"$_l_new" || return 1
+  # Onto the disk before it has its name: a power cut would leave an empty lock, whose holder
+  # nobody could prove dead.
+  sync "$_l_new" 2>/dev/null || :
+  ln "$_l_new" "$1" 2>/dev/null
+  _l_code=$?
+  rm -f "$_l_new"
+  return "$_l_code"
+}
+_l_read() {
+  _l_holder= _l_record=
+  { { read -r _l_holder && read -r _l_record; } <"$1"; } 2>/dev/null || :
+}
+_l_say() { printf 'deployer-lock %s\n' "$*"; }
+_l_held() {
+  # Of the file $1, as last read.
+  _l_now=$(date +%s) _l_at=$(stat -c %Y "$1" 2>/dev/null) || _l_at=
+  _l_say held "${_l_holder:-?}" "${_l_record:-?}" "${_l_at:+$((_l_now - _l_at))}"
+}
+_l_dead() { case " $_l_stale " in *" $1 "*) ;; *) return 1 ;; esac; }
+_l_inherit() {
+  # 1: somebody else inherits, as was said.
+  _l_read "$_l_lock"
+  _l_first=$_l_holder _l_last=$_l_holder _l_old=
+  while [ -n "$_l_last" ] && _l_dead "$_l_last"; do
+    _l_heir=$_l_lock.heir.$_l_last
+    if _l_link "$_l_heir"; then
+      _l_read "$_l_lock"
+      if [ "$_l_holder" = "$_l_first" ] && mv -f "$_l_heir" "$_l_lock"; then
+        for _l_one in $_l_old; do rm -f "$_l_lock.heir.$_l_one"; done
+      else
+        rm -f "$_l_heir"
+      fi
+      return 0
+    fi
+    _l_read "$_l_heir"
+    _l_old="$_l_old $_l_last" _l_last=$_l_holder
+  done
+  [ -n "$_l_old" ] && [ -n "$_l_last" ] && [ "$_l_last" != "$_l_run" ] || return 0
+  _l_held "$_l_heir"
+  return 1
+}
+_l_acquire() {
+  umask 077
+  mkdir -p "${_l_lock%/*}" || { _l_say unknown "cannot make ${_l_lock%/*}"; return 1; }
+  if [ -L "$_l_lock" ] || { [ -e "$_l_lock" ] && [ ! -f "$_l_lock" ]; }; then
+    _l_say odd "$_l_lock is no regular file"
+    return 1
+  fi
+  [ -z "$_l_stale" ] || _l_inherit || return 1
+  if _l_link "$_l_lock"; then _l_say taken; return 0; fi
+  _l_read "$_l_lock"
+  if [ "$_l_holder" = "$_l_run" ]; then _l_say taken; return 0; fi
+  if [ -n "$_l_holder" ]; then _l_held "$_l_lock"; return 1; fi
+  # It was free again at the second look, or it cannot be written.
+  if _l_link "$_l_lock"; then _l_say taken; return 0; fi
+  _l_read "$_l_lock"
+  if [ -e "$_l_lock" ]; then _l_held "$_l_lock"; return 1; fi
+  # The shell's own printf does not say why a write failed; cat does.
+  _l_new=$_l_lock.new.$_l_run
+  _l_say unknown "cannot write $_l_lock: $( { printf '%s\n' "$_l_line" | cat >"$_l_new"; } 2>&1)"
+  rm -f "$_l_lock.new.$_l_run"
+  return 1
+}
+(_l_acquire) || exit 0
+"""
+
+
+def acquire_prelude(record: LockRecord, *, stale: Sequence[str] = (), path: str = LOCK) -> str:
+    """sh text that takes the lock and prints one line for `parse_outcome`.
+
+    It ends the script (status 0) when the lock was not taken. Taking it again for the same run id
+    is fine. `stale`: run ids of holders proven dead by `is_stale`; only these are replaced.
+    """
+    values = {
+        "path": path,
+        "run": checked(record.run_id),
+        "line": record.line(),
+        "stale": " ".join(map(checked, stale)),
+    }
+    settings = "".join(f"_l_{name}={quote(value)}\n" for name, value in values.items())
+    return settings + _ACQUIRE
+
+
+def parse_outcome(printed: bytes) -> Outcome:
+    """What `acquire_prelude` printed."""
+    for line in printed.decode("utf-8", "replace").splitlines():
+        mark, _, rest = line.partition(" ")
+        if mark != "deployer-lock":
+            continue
+        said, _, rest = rest.partition(" ")
+        if said == "taken":
+            return Taken()
+        if said == "held":
+            run_id, _, rest = rest.partition(" ")
+            record, _, age = rest.rpartition(" ")
+            return held(run_id, record, age)
+        return NotAsked(rest or line, said == "odd")
+    return NotAsked("the target did not say")
+
+
+def held(run_id: str, record: str, age: str = "") -> Held:
+    """From the words of the file; a record of another run than its first line is none."""
+    found = parse_record(record.strip())
+    known = found if found is not None and found.run_id == run_id else None
+    return Held(known, run_id.strip("?"), float(age) if age.isdigit() else None)
+
+
+_RELEASE = r"""_l_holder=
+{ read -r _l_holder <"$_l_path"; } 2>/dev/null || :
+[ "$_l_holder" != "$_l_run" ] || rm -f "$_l_path"
+"""
+
+_UPDATE = r"""_l_holder=
+{ read -r _l_holder <"$_l_path"; } 2>/dev/null || :
+[ "$_l_holder" = "$_l_run" ] || { printf '%s\n' "$_l_holder"; exit 75; }
+umask 077
+_l_new=$_l_path.new.$_l_run
+printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new" && mv -f "$_l_new" "$_l_path" && exit
+rm -f "$_l_new"
+exit 1
+"""
+
+# The first line tells this file from any that has its name later; a holder that lives writes anew.
+_READ = r"""[ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44
+[ -f "$_l_path" ] || { printf '%s is no regular file\n' "$_l_path" >&2; exit 1; }
+stat -c '%i %y %s' "$_l_path" && exec head -c "$_l_max" "$_l_path"
+"""
+
+_REMOVE = r"""[ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44
+[ "$(stat -c '%i %y %s' "$_l_path")" = "$_l_seen" ] || exit 75
+rm -f "$_l_path"
+"""
+
+
+def release_script(run_id: str, path: str = LOCK) -> str:
+    """sh text that gives the lock back if this run holds it. Idempotent."""
+    return f"_l_path={quote(path)}\n_l_run={quote(checked(run_id))}\n{_RELEASE}"
+
+
+def update_script(record: LockRecord, path: str = LOCK) -> str:
+    """sh text that replaces our record (a new step); status 75 when the lock is not ours."""
+    return (
+        f"_l_path={quote(path)}\n_l_run={quote(checked(record.run_id))}\n"
+        f"_l_line={quote(record.line())}\n{_UPDATE}"
+    )
+
+
+def read_script(path: str = LOCK) -> str:
+    """sh text that prints a mark of the file, then its text; status 44 when the lock is free."""
+    return f"_l_path={quote(path)}\n_l_max={TEXT_MAX}\n{_READ}"
+
+
+def remove_script(mark: str, path: str = LOCK) -> str:
+    """sh text that removes the very file that had `mark`; status 44 when there is none, 75 when it
+    is another, or was written anew.
+    """
+    return f"_l_path={quote(path)}\n_l_seen={quote(mark)}\n{_REMOVE}"
