@@ -1,17 +1,18 @@
 """Fifty hosts: `up --all` with nothing to do and `status --all` beside xargs ssh, pyinfra, ansible.
 
-    .venv/bin/python tests/bench/many.py [--hosts 50] [--rounds 3] [--lab] [--write] [--keep]
+    .venv/bin/python tests/bench/many.py [--hosts 50] [--rounds 3] [--minutes 11] [--bare] [--write]
 
-Needs root. Without --lab the targets are sshd processes on loopback, each in a mount namespace with
-a /var/lib/deployer of its own; nothing is deployed there, so what is measured is `plan`: the look
-and the decisions of all steps, as of an `up` with nothing to do. With --lab they are containers of
-one image (Docker, `sh docker/lab.sh setup`), each a deployed host with a guest and two sshds of its
-own, and it is `up --only shards`; --servers starts a server on each too, and it is all of `up`.
-Fifty of these want more than two cores.
+Needs root and Docker (`sh docker/lab.sh setup`). The targets are containers of one image of the
+lab, each a deployed host with a guest, two sshds on ports of loopback, and a server of its own; so
+`up` is all of `up`, and the bench ends when it finds anything to do. With --bare they are sshd
+processes, each in a mount namespace with a /var/lib/deployer of its own; nothing is deployed there,
+and what is measured is `plan`.
 
-All contenders run the same probe texts over new connections, so many targets at once (--at-once).
-`plan`, `up` and `status` also parse, compare and decide. Wall time belongs to the targets as well,
-which run on the same machine; CPU and memory are the contender's alone, with its children.
+All contenders run the same probe texts over new connections, so many targets at once (--at-once);
+pyinfra and ansible-core come from a venv of their own (requirements.txt). `plan`, `up` and `status`
+also parse, compare and decide. Wall time belongs to the targets as well, which run on the same
+machine; CPU and memory are the contender's alone, with its children. No round is begun that would
+not end within --minutes of the start.
 """
 
 from __future__ import annotations
@@ -30,15 +31,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(ROOT / "tests" / "container"))
 
-from converge import BUILD, PEERS, peers  # noqa: E402
+from converge import PEERS, peers  # noqa: E402
 from fleetlab import fleet  # noqa: E402
+from manyhosts import Lab, World, environ  # noqa: E402
 from measure import Cost, cost  # noqa: E402
 from results import keep  # noqa: E402
 
@@ -47,158 +47,14 @@ from deployer.model import Where  # noqa: E402
 from deployer.remote.batch import batch_script  # noqa: E402
 from deployer.steps.order import all_steps  # noqa: E402
 
-NETWORK = "deployer-many"
-IMAGE = "deployer-many-host"
 BASELINE = "xargs -P ssh sh -s"
-OPTIONS = [
-    *("--cap-add=SYS_ADMIN", "--cap-add=SYS_PTRACE", "--cap-add=MKNOD"),
-    *("--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined"),
-    # Fifty times every two seconds, that would be most of the machine's work.
-    "--no-healthcheck",
-    *("--tmpfs=/run:mode=755,exec", "--tmpfs=/run/lock:mode=1777"),
-]
-GATES = {
-    "request_timeout_s": 120,
-    "min_tokens": 40,
-    "max_tokens": 120,
-    "long_prompt_tokens": 0,
-    "context_edge": False,
-    "burst": 1,
-    "parallel": 1,
-    "alive_after_s": 0,
-    "thinking": "default",
-}
-"""Not what is measured: the servers only have to be there and judged."""
+TOPIC = "Many hosts"
+BEGAN = time.monotonic()
 
 
-def docker(*words: str, check: bool = True) -> str:
-    """Docker's answer; a failure ends the bench."""
-    done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
-        sys.exit(f"docker {' '.join(words)}\n{done.stderr}")
-    return done.stdout.strip()
-
-
-def start(name: str, image: str, *more: str) -> str:
-    """One container; its address."""
-    keys = f"{BUILD / 'keys' / 'kpro5'}:/etc/lab/keys:ro"
-    docker(
-        "run", "-d", "--name", f"{NETWORK}-{name}", "--hostname", name, "--network", NETWORK,
-        *OPTIONS, "-v", keys, *more, image,
-    )  # fmt: skip
-    form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-    return docker("inspect", "-f", form, f"{NETWORK}-{name}")
-
-
-def ready(name: str) -> None:
-    """Returns when the host has booted."""
-    deadline = time.monotonic() + 300
-    look = ["docker", "exec", f"{NETWORK}-{name}", "test", "-e", "/run/lab/ready"]
-    while subprocess.run(look, check=False).returncode != 0:
-        if time.monotonic() > deadline:
-            sys.exit(f"{name} has not booted after 300 s")
-        time.sleep(0.5)
-
-
-class World:
-    """The controller's folder: inventory, playbook, state, and what the peers are given."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.inventory = folder / "inventory"
-        self.inventory.mkdir()
-        (folder / "playbooks" / "locks").mkdir(parents=True)
-        lab = ROOT / "docker" / "playbooks"
-        (folder / "playbooks/locks/lab.txt").write_text((lab / "locks/lab.txt").read_text())
-        self.book = yaml.safe_load((lab / "tiny-hybrid.yaml").read_text())
-        self.pairs: list[tuple[Where, str, int]] = []
-        """What part of the probes goes to which address and port."""
-        self.user_key = BUILD / "id_ed25519"
-
-    def write(self, addresses: dict[str, str], hub: str) -> None:
-        """Everything, for these hosts."""
-        for address in addresses.values():
-            self.pairs += [(Where.HOST, address, 22), (Where.GUEST, address, 2222)]
-        self.book["download"]["endpoint"] = f"http://{hub}:8900"
-        self.book["gates"] = GATES
-        self.book["serve"]["ready_timeout_s"] = 600
-        self.book["serve"]["silence_timeout_s"] = 300
-        (self.folder / "playbooks/tiny-hybrid.yaml").write_text(yaml.safe_dump(self.book))
-        key, known = str(BUILD / "id_ed25519"), self.folder / "known_hosts"
-        lines = []
-        entry = yaml.safe_load((ROOT / "docker/inventory/kpro5.yaml").read_text())["hosts"]["kpro5"]
-        hosts = {}
-        for name, address in addresses.items():
-            ssh = {"address": address, "identity_file": key, "known_hosts": str(known)}
-            ssh["connect_timeout_s"] = 60
-            hosts[name] = {
-                **{k: v for k, v in entry.items() if k not in ("ssh", "containers", "deployments")},
-                "ssh": {**ssh, "port": 22},
-                "containers": {129: {"ssh": {**ssh, "port": 2222}, "restart": "allowed"}},
-                "deployments": {
-                    "tiny": {"container": 129, "playbook": "tiny-hybrid", "variant": "no-mtp"}
-                },
-            }
-            for part, place in (("host", address), ("guest", f"[{address}]:2222")):
-                public = BUILD / "keys/kpro5" / part / "ssh_host_ed25519_key.pub"
-                lines.append(f"{place} {' '.join(public.read_text().split()[:2])}")
-        known.write_text("\n".join(lines) + "\n")
-        (self.inventory / "many.yaml").write_text(yaml.safe_dump({"hosts": hosts}))
-
-    def deploy(self, *words: str) -> list[str]:
-        """The command line of one of ours."""
-        return [sys.executable, "-c", "from deployer.cli.main import main; main()",
-                "-i", str(self.inventory), *words]  # fmt: skip
-
-    def run(self, *words: str) -> None:
-        """To its end, in up to three runs: a full machine runs over a deadline now and then."""
-        for _ in range(3):
-            done = subprocess.run(self.deploy(*words), env=environ(), check=False)
-            if done.returncode == 0:
-                return
-        sys.exit(f"deploy {' '.join(words)}: exit {done.returncode}")
-
-
-def environ() -> dict[str, str]:
-    """Plain lines, and this checkout."""
-    return {**os.environ, "CI": "1", "PYTHONPATH": str(ROOT), "LC_ALL": "C.UTF-8"}
-
-
-@contextmanager
-def targets(world: World, count: int, *, kept: bool, up: Sequence[str]) -> Iterator[None]:
-    """So many deployed hosts; `up` is what makes them so that it has nothing more to do."""
-    names = [f"h{number:02}" for number in range(1, count + 1)]
-    try:
-        docker("network", "create", NETWORK)
-        docker(
-            "run", "-d", "--no-healthcheck", "--name", f"{NETWORK}-hub", "--network", NETWORK,
-            "--network-alias", "hub", "deployer-lab-hub",
-        )  # fmt: skip
-        form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-        hub = docker("inspect", "-f", form, f"{NETWORK}-hub")
-        print("deploying one host, the image of the others", flush=True)
-        world.write({"seed": start("seed", "deployer-lab-host")}, hub)
-        ready("seed")
-        world.run("up", "seed", "--yes")
-        world.run("down", "seed", "--yes")
-        docker("commit", f"{NETWORK}-seed", IMAGE)
-        docker("rm", "-f", "-v", f"{NETWORK}-seed")
-        print(f"starting {count} of it", flush=True)
-        addresses = {}
-        for name in names:
-            addresses[name] = start(name, IMAGE)
-            ready(name)
-        world.write(addresses, hub)
-        # Two cores start few servers at once.
-        world.run(*up, "--no-canary", "--parallel", "4")
-        yield
-    finally:
-        if not kept:
-            every = docker("ps", "-aq", "--filter", f"name={NETWORK}-").split()
-            if every:
-                docker("rm", "-f", "-v", *every, check=False)
-            docker("network", "rm", NETWORK, check=False)
-            docker("rmi", "-f", IMAGE, check=False)
+def say(text: str) -> None:
+    """A line with the time since the start."""
+    print(f"{time.monotonic() - BEGAN:6.0f} s  {text}", flush=True)
 
 
 @contextmanager
@@ -331,58 +187,94 @@ def table(measured: dict[str, list[Cost]]) -> list[str]:
     return lines
 
 
+def nothing_done(hosts: int) -> Callable[[str], str]:
+    """What is wrong with the words of an `up` that is to change nothing."""
+
+    def problem(said: str) -> str:
+        idle = said.count("changed: nothing")
+        return "" if idle == hosts else f"{hosts - idle} of {hosts} deployments were changed"
+
+    return problem
+
+
+def measure(
+    runs: dict[str, Callable[[], Cost]],
+    checks: dict[str, Callable[[str], str]],
+    rounds: int,
+    ends: float,
+) -> dict[str, list[Cost]]:
+    """Rounds of all contenders in turn, as many as end in time, at least one."""
+    measured: dict[str, list[Cost]] = {label: [] for label in runs}
+    for number in range(rounds):
+        began = time.monotonic()
+        for label, run in runs.items():
+            one = run()
+            if problem := checks.get(label, lambda said: "")(one.said):
+                sys.exit(f"{label}: {problem}\n{one.said[-4000:]}")
+            measured[label].append(one)
+            say(f"round {number + 1}: {label}: {one}")
+        if 2 * time.monotonic() - began > ends:
+            break
+    return measured
+
+
+def versions() -> str:
+    """Of the peers."""
+    argv = [str(PEERS / "bin/python"), "-m", "pip", "freeze"]
+    frozen = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    ssh = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=True).stderr
+    peers = re.findall(r"(?:pyinfra|ansible-core)==\S+", frozen)
+    return ", ".join([*peers, ssh.split(",")[0].strip()])
+
+
 def main() -> None:
     """Prepares, measures in interleaved rounds, prints, and with --write keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=3, help="at most")
+    parser.add_argument("--minutes", type=float, default=11, help="of the whole bench")
     parser.add_argument("--write", action="store_true", help="keep the result in RESULTS.md")
     parser.add_argument("--at-once", type=int, default=20, help="targets; for all contenders")
-    parser.add_argument("--lab", action="store_true", help="deployed containers, not bare sshds")
-    parser.add_argument("--servers", action="store_true", help="a running server on each host")
+    parser.add_argument("--bare", action="store_true", help="sshds with nothing deployed: `plan`")
     parser.add_argument("--keep", action="store_true", help="leave the targets running")
     chosen = parser.parse_args()
+    load = os.getloadavg()[0]
     peers()
     for folder in (ROOT / "deployer", sysconfig.get_path("purelib")):
         compileall.compile_dir(folder, quiet=2, workers=0)
+    checks: dict[str, Callable[[str], str]] = {}
     with tempfile.TemporaryDirectory(prefix="many-") as name:
-        world = World(Path(name))
-        up = ["plan", "--all"]
-        places = sshds(world, chosen.hosts)
-        if chosen.lab or chosen.servers:
-            up = ["up", "--all", "--yes", *([] if chosen.servers else ["--only", "shards"])]
-            places = targets(world, chosen.hosts, kept=chosen.keep, up=up)
+        folder = Path(name)
+        if chosen.bare:
+            up, world = ["plan", "--all"], World(folder)
+            places = sshds(world, chosen.hosts)
+        else:
+            up, world = ["up", "--all", "--yes"], Lab(folder, chosen.hosts, chosen.keep, say)
+            places = world.serving()
+            checks[f"deploy {' '.join(up)}"] = nothing_done(chosen.hosts)
         with places:
+            say("measuring")
+            ends = BEGAN + chosen.minutes * 60
             runs = contenders(world, up, chosen.at_once)
-            measured: dict[str, list[Cost]] = {label: [] for label in runs}
-            load = os.getloadavg()[0]
-            for number in range(chosen.rounds):
-                for label, run in runs.items():
-                    measured[label].append(run())
-                    print(f"round {number + 1}: {label}: {measured[label][-1]}", flush=True)
-            lines = table(measured)
-            versions = re.findall(
-                r"(?:pyinfra|ansible-core)==\S+",
-                subprocess.run(
-                    [str(PEERS / "bin/python"), "-m", "pip", "freeze"],
-                    capture_output=True, text=True, check=True,
-                ).stdout,
-            )  # fmt: skip
-    print("\n".join(lines))
+            measured = measure(runs, checks, chosen.rounds, ends)
+            say("clearing away")
+    lines = table(measured)
+    rounds = len(measured[BASELINE])
+    say(f"{rounds} rounds")
+    what = "sshds, nothing deployed" if chosen.bare else "containers of one image, each serving"
+    about = [
+        f"{chosen.hosts} hosts ({what}; {len(world.pairs)} sshds on loopback) on the machine that "
+        f"runs the contender, {chosen.at_once} at once: a wall time is mostly theirs. Ratios to "
+        "plain ssh are the result.",
+        f"{os.cpu_count()} cores; load of others before the start: {load:.1f}; {versions()}.",
+        "",
+    ]
+    print("\n".join([*about, *lines]))
     if chosen.write:
-        more = " --servers" if chosen.servers else " --lab" if chosen.lab else ""
+        more = " --bare" if chosen.bare else ""
         command = f"`.venv/bin/python tests/bench/many.py --hosts {chosen.hosts}{more} --write`"
-        topic = "Many hosts"
-        title = f"{topic} ({time.strftime('%Y-%m-%d')}, {command}, {chosen.rounds} rounds)"
-        about = [
-            f"{chosen.hosts} hosts ({len(world.pairs)} sshds) on the machine that runs the "
-            f"contender, {chosen.at_once} at once: a wall time is mostly theirs. Ratios to plain "
-            "ssh are the result.",
-            f"{os.cpu_count()} cores; load of others before the start: {load:.1f}; "
-            f"{', '.join(versions)}.",
-            "",
-        ]
-        keep(topic, title, [*about, *lines])
+        keep(TOPIC, f"{TOPIC} ({time.strftime('%Y-%m-%d')}, {command}, {rounds} rounds)",
+             [*about, *lines])  # fmt: skip
 
 
 if __name__ == "__main__":

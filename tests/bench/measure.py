@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SAMPLE_S = 0.05
@@ -24,6 +24,8 @@ class Cost:
     cpu: float
     rss: int
     pss: int
+    said: str = field(default="", repr=False)
+    """What the command wrote."""
 
     def then(self, other: Cost) -> Cost:
         """The cost of one command after the other."""
@@ -96,4 +98,5 @@ def cost(
     if process.returncode != 0:
         sys.exit(f"{' '.join(argv)}: exit {process.returncode}\n{words.decode()[-4000:]}")
     rss = max(peak[0], usage.ru_maxrss * 1024)
-    return Cost(wall, usage.ru_utime + usage.ru_stime, rss, peak[1])
+    said = words.decode("utf-8", "replace")
+    return Cost(wall, usage.ru_utime + usage.ru_stime, rss, peak[1], said)
