@@ -25,6 +25,12 @@ SESSION_RETRY_S = 0.05
 SESSION_DEADLINE_S = 10.0
 """How long a refused session is tried again."""
 
+NO_SHELL = (
+    "`ssh HOST true` must end at once with status 0: see the account's login shell (/bin/false, "
+    "nologin), a forced command for this key, an expired password, and what its profile runs"
+)
+OVERDUE = "is it short of CPU, memory or disk? Then run the same command again"
+AGAIN = "run the same command again; it continues where it was"
 STATUS_S = 2.0
 """How long the exit status may come after the end of both streams."""
 HANG_UP_S = 2.0
@@ -365,12 +371,16 @@ class _Exchange:
         return errors.DeadlineExceeded(
             f"no complete answer within {self._timeout_s:g} s",
             where=self._name,
+            fix=NO_SHELL if not self._parser.out.begun else OVERDUE,
             evidence=self._parser.evidence(),
         )
 
     def _lost(self, cause: str) -> errors.ConnectionLost:
+        # The connection stands, and not one line of ours was run.
+        refused = self._transport.is_active() and not self._parser.out.begun
         return errors.ConnectionLost(
             f"the answer ended before its end mark: {cause}",
             where=self._name,
+            fix=NO_SHELL if refused else AGAIN,
             evidence=self._parser.evidence(),
         )
