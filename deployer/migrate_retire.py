@@ -8,7 +8,7 @@ from deployer.errors import StepBlocked
 from deployer.migrate_side import Side
 from deployer.model import Change, Plan, PlanState, Shell, Where
 from deployer.shell import assignments
-from deployer.steps.apply import run_change
+from deployer.steps.apply import run_changes
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.gpus_retire import apply_retire, retire_plan
 
@@ -57,15 +57,14 @@ def retire(side: Side) -> Plan:
     seen = facts.get(ContainerFacts)
     if want.vmid is not None and seen is not None and seen.status != "stopped":
         change = stop_container(want.vmid)
-        side.note("retire", change.title)
-        run_change(context, change)
+        run_changes(context, Plan.change(change.reason, change))
         facts = side.gather()
-    plan = retire_plan(want, facts)
+    plan = retire_plan(want, facts, context.state)
     if plan.state is PlanState.BLOCKED:
         raise StepBlocked(plan.reason, where=f"{want.id} retire", fix=plan.fix)
     if plan.state is PlanState.CHANGES:
         apply_retire(context, facts, plan)
-        plan = retire_plan(want, side.gather())
+        plan = retire_plan(want, side.gather(), context.state)
     for line in (plan.reason, *plan.notes):
         side.note("retire", line)
     return plan

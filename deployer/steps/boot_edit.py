@@ -1,4 +1,4 @@
-"""Edits of a boot configuration that keeps GPUs from nvidia. Pure: lines in, changes out.
+"""Edits of a boot configuration that keeps GPUs from nvidia, and back. Pure: lines in, changes out.
 
 Only whole lines and whole kernel arguments that boot_sources understands are edited, and an id is
 left where another card of that id is to stay on vfio-pci: `ids=` cannot tell two equal cards apart,
@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from deployer.model import Change, RunJob, Where, WriteFile
+from deployer.model import Change, RunJob, Shell, Where, WriteFile
 from deployer.shell import words
 from deployer.steps.boot_facts import BootFacts, BootFile
-from deployer.steps.boot_sources import BootSource, kept_by_ids
+from deployer.steps.boot_sources import BootSource, kept_by_ids, sources
 
 MARK = "# deployer removed this: "
+REFRESH = "boot-refresh"
+"""Name of the job that makes initramfs and loader anew."""
 REFRESH_TIMEOUT_S = 1800.0
 REFRESH_STALL_S = 900.0
 """update-initramfs says nothing for minutes while it packs one image."""
@@ -31,23 +33,33 @@ class Edits:
     left: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A file that was edited: what it held before, and the sha256 of what was written."""
+
+    path: str
+    was: bytes
+    wrote: str
+
+
 def edits(
     boot: BootFacts,
     found: Sequence[BootSource],
     functions: Mapping[str, str],
     keep: Mapping[str, str],
+    waiting: Sequence[str] = (),
 ) -> Edits:
     """Changes that take the GPUs out of `found`, with the refresh of initramfs and loader.
 
     `functions`: address -> id of the GPUs for nvidia. `keep`: id -> address of another card that
-    stays on vfio-pci.
+    stays on vfio-pci. `waiting`: files edited by an earlier run whose refresh did not end well.
     """
     changes: list[Change] = []
     left: list[str] = []
     touched: list[str] = []
     for path in dict.fromkeys(one.path for one in found if one.effect in ("takes", "forbids")):
         file = boot.file(path)
-        if file is None or not _editable(path):
+        if file is None or not editable(path):
             if path != "/proc/cmdline":
                 left.append(f"{path} is not edited: it is not a file of this kind")
             continue
@@ -59,22 +71,71 @@ def edits(
         why = "; ".join(f"{one.place}: {one.why}" for one in mine)
         changes += _writes(file, after, why)
         touched.append(path)
-    if touched or (touched := interrupted(boot)):
-        refresh, lacking = refresh_commands(boot, touched)
-        left += lacking
-        if refresh:
-            script = "set -e\n" + "".join(f"{words(command)}\n" for command in refresh)
-            names = " and ".join(command[0] for command in refresh)
-            job = RunJob(
-                Where.HOST,
-                "boot-refresh",
-                script,
-                timeout_s=REFRESH_TIMEOUT_S,
-                stall_s=REFRESH_STALL_S,
-            )
-            reason = f"what the next boot reads is made from {' and '.join(touched)}"
-            changes.append(Change(f"run {names}", reason, job, "the same, with the files put back"))
-    return Edits(tuple(changes), tuple(left))
+    refresh, lacking = _refresh(boot, [*touched, *interrupted(boot), *waiting])
+    return Edits((*changes, *refresh), (*left, *lacking))
+
+
+def put_back(
+    boot: BootFacts,
+    kept: Sequence[Kept],
+    staying: Mapping[str, str],
+    waiting: Sequence[str] = (),
+) -> Edits:
+    """Changes that give edited files their old content again, byte by byte.
+
+    Not a file that somebody has changed since, and none that would forbid nvidia, or take a GPU
+    from it that no boot unit brings back, while `staying` (address -> id) are to stay on it.
+    """
+    changes: list[Change] = []
+    left: list[str] = []
+    touched: list[str] = []
+    copies: list[str] = []
+    for one in kept:
+        file = boot.file(one.path)
+        if file is not None and file.content == one.was:
+            continue
+        copy = _copy_of(one.path, one.was)
+        if file is None or hashlib.sha256(file.content).hexdigest() != one.wrote:
+            was = f"; as it was: {copy}" if copy else ""
+            left.append(f"{one.path} was changed by another since deployer edited it{was}")
+            continue
+        if hurt := _hurts(boot, replace(file, content=one.was), staying):
+            left.append(f"{one.path} stays edited: {hurt}")
+            continue
+        reason = "deployer took the GPUs out of it; they go back to vfio-pci"
+        write = WriteFile(Where.HOST, one.path, one.was, file.mode, before=file.content)
+        changes.append(Change(f"put {one.path} back", reason, write, "edit it again"))
+        touched.append(one.path)
+        copies += [copy] if copy else []
+    refresh, lacking = _refresh(boot, [*touched, *waiting])
+    if copies:
+        shell = Shell(Where.HOST, f"rm -f {words(copies)}\n")
+        refresh.append(Change(f"remove {' and '.join(copies)}", "they have served", shell))
+    return Edits((*changes, *refresh), (*left, *lacking))
+
+
+def _hurts(boot: BootFacts, file: BootFile, staying: Mapping[str, str]) -> str:
+    """What this file would do to GPUs that stay on nvidia, '' when nothing."""
+    guarded = bool(boot.enabled)
+    for source in sources(replace(boot, files=(file,), cmdline=""), staying):
+        if source.effect == "forbids" or (source.effect == "takes" and not guarded):
+            return f"{source.text} ({source.why}), and {', '.join(staying)} stays on nvidia"
+    return ""
+
+
+def _refresh(boot: BootFacts, paths: Iterable[str]) -> tuple[list[Change], list[str]]:
+    """(the job that makes these files count at the next boot, what is lacking for it)."""
+    touched = list(dict.fromkeys(paths))
+    if not touched:
+        return [], []
+    commands, lacking = refresh_commands(boot, touched)
+    if not commands:
+        return [], lacking
+    script = "set -e\n" + "".join(f"{words(command)}\n" for command in commands)
+    job = RunJob(Where.HOST, REFRESH, script, timeout_s=REFRESH_TIMEOUT_S, stall_s=REFRESH_STALL_S)
+    names = " and ".join(command[0] for command in commands)
+    reason = f"what the next boot reads is made from {' and '.join(touched)}"
+    return [Change(f"run {names}", reason, job, "the same, with the files put back")], lacking
 
 
 def interrupted(boot: BootFacts) -> list[str]:
@@ -114,7 +175,10 @@ def _in_initramfs(path: str) -> bool:
     return path.startswith(("/etc/modprobe.d/", "/etc/initramfs-tools/", "/etc/modules"))
 
 
-def _editable(path: str) -> bool:
+def editable(path: str) -> bool:
+    """Whether a file of this kind is ever edited; the copies beside them are not."""
+    if ".deployer-" in path:
+        return False
     return path.startswith(
         ("/etc/modprobe.d/", "/etc/modules", "/etc/initramfs-tools/modules", "/etc/driverctl.d/")
     ) or path.startswith(("/etc/default/grub", "/etc/kernel/cmdline"))
@@ -123,9 +187,7 @@ def _editable(path: str) -> bool:
 def _writes(file: BootFile, after: bytes, why: str) -> list[Change]:
     """The backup (a name that the file's readers do not read), then the file."""
     changes = []
-    if not file.path.startswith("/etc/driverctl.d/"):
-        digest = hashlib.sha256(file.content).hexdigest()[:8]
-        backup = f"{file.path}.deployer-{digest}"
+    if backup := _copy_of(file.path, file.content):
         write = WriteFile(Where.HOST, backup, file.content, file.mode)
         changes.append(
             Change(f"keep {file.path} as {backup}", "to go back to", write, f"rm {backup}")
@@ -133,6 +195,13 @@ def _writes(file: BootFile, after: bytes, why: str) -> list[Change]:
     write = WriteFile(Where.HOST, file.path, after, file.mode, before=file.content)
     changes.append(Change(f"edit {file.path}", why, write, "write back what it held"))
     return changes
+
+
+def _copy_of(path: str, content: bytes) -> str:
+    """Where the file's old content is kept; '' where each file of the folder is read."""
+    if path.startswith("/etc/driverctl.d/"):
+        return ""
+    return f"{path}.deployer-{hashlib.sha256(content).hexdigest()[:8]}"
 
 
 def _edited(

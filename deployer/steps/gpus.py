@@ -11,11 +11,11 @@ from deployer.errors import DeployError
 from deployer.model import Change, Facts, Plan, Probe
 from deployer.state import DeploymentState
 from deployer.steps import boot_facts
-from deployer.steps.apply import run_changes
 from deployer.steps.base import Step, StepContext
 from deployer.steps.boot_facts import BootFacts
 from deployer.steps.driver_facts import HostDriver, HostSmi
-from deployer.steps.gpus_binding import Binding, run_binding
+from deployer.steps.gpus_apply import run_plan
+from deployer.steps.gpus_binding import Binding
 from deployer.steps.gpus_facts import GpuFacts, Overrides, PciFunction, probes
 from deployer.steps.gpus_moves import Move, to_nvidia
 from deployer.steps.gpus_persist import forbidden, persist, reboot_notes
@@ -27,7 +27,7 @@ from deployer.steps.gpus_refuse import (
     refuse_look,
     refuse_match,
 )
-from deployer.steps.gpus_state import proof, remember
+from deployer.steps.gpus_state import proof, to_refresh
 from deployer.steps.gpus_undo import undo
 
 
@@ -60,7 +60,7 @@ class GpusStep(Step):
             ).noted(*notes)
         if "nvidia" not in seen.modules and (refusal := forbidden(want, seen, boot)):
             return refusal.noted(*notes)
-        before, after = persist(want, seen, boot)
+        before, after = persist(want, seen, boot, to_refresh(state))
         changes = [*before, *_bind(want, seen, moved), *after]
         if changes:
             return Plan.change(_change_reason(seen, moved), *changes).noted(*notes)
@@ -73,13 +73,7 @@ class GpusStep(Step):
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Runs the changes in order; the binding by the guarded script."""
-        remember(context, facts, plan)
-        for change in plan.changes:
-            data = getattr(change.action, "data", None)
-            if isinstance(data, Binding):
-                run_binding(context, change, data)
-            else:
-                run_changes(context, Plan.change(plan.reason, change))
+        run_plan(context, facts, plan)
 
     def undo(self, context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> None:
         """Files, links and drivers as `facts` saw them; what differs is told, with the reason."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from deployer.deployment import Deployment
 from deployer.model import Change, Plan, Shell, Where, WriteFile
@@ -41,8 +42,13 @@ def forbidden(want: Deployment, seen: GpuFacts, boot: BootFacts) -> Plan | None:
     return None
 
 
-def persist(want: Deployment, seen: GpuFacts, boot: BootFacts) -> tuple[list[Change], list[Change]]:
-    """(changes before the binding, changes after it), as far as `gpus.persist` allows."""
+def persist(
+    want: Deployment, seen: GpuFacts, boot: BootFacts, waiting: Sequence[str] = ()
+) -> tuple[list[Change], list[Change]]:
+    """(changes before the binding, changes after it), as far as `gpus.persist` allows.
+
+    `waiting`: files edited earlier whose refresh did not end well.
+    """
     allowed = want.playbook.gpus.persist
     if allowed == "report" or boot.timed_out:
         return [], []
@@ -51,7 +57,7 @@ def persist(want: Deployment, seen: GpuFacts, boot: BootFacts) -> tuple[list[Cha
     if allowed != "change":
         return [], after
     functions = {one.address: one.id for one in seen.functions}
-    made = edits(boot, found, functions, _keep(seen))
+    made = edits(boot, found, functions, _keep(seen), waiting)
     blocking = {one.path for one in found if one.effect == "forbids"}
     # What forbids the module must be gone before it is loaded.
     first = [

@@ -8,14 +8,18 @@ on vfio-pci as well, and only a person can say whether a disk controller may go 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
-from deployer.model import Change, Facts, Plan, PlanState, Shell, Where
-from deployer.steps.apply import run_change
+from deployer.model import Change, Facts, Plan, PlanState, Shell, Where, WriteFile
+from deployer.state import DeploymentState
 from deployer.steps.base import StepContext
+from deployer.steps.boot_edit import put_back
 from deployer.steps.boot_facts import BootFacts
-from deployer.steps.gpus_binding import Binding, run_binding
+from deployer.steps.boot_sources import sources
+from deployer.steps.gpus_apply import run_plan
+from deployer.steps.gpus_binding import Binding
 from deployer.steps.gpus_facts import GpuFacts, Overrides, PciFunction
 from deployer.steps.gpus_moves import Move, disable_script, unit_name
 from deployer.steps.gpus_refuse import (
@@ -25,16 +29,18 @@ from deployer.steps.gpus_refuse import (
     refuse_look,
     refuse_match,
 )
-from deployer.steps.gpus_state import remember
+from deployer.steps.gpus_state import edited, to_refresh
 
 SLOT_DRIVERS = ("snd_hda_intel", "xhci_hcd", "nvidia-gpu", "ucsi_ccg", "i2c_nvidia_gpu")
 """Drivers of the other functions of a GPU's slot (audio, USB, UCSI) that they may be taken from."""
 
 
-def retire_plan(want: Deployment, facts: Facts) -> Plan:
-    """What brings the deployment's GPUs back to vfio-pci. Pure.
+def retire_plan(want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+    """What brings the deployment's GPUs back to vfio-pci, for good. Pure.
 
-    `facts` hold GpuFacts, Overrides and BootFacts, the answers of `GpusStep().probes(want)`.
+    `facts` hold GpuFacts, Overrides and BootFacts, the answers of `GpusStep().probes(want)`;
+    `state` what boot files held before `up` edited them: they are put back where `gpus.persist`
+    is `change`, else it is told that they are edited.
     NOTHING: all functions of the slots are on vfio-pci and no boot unit of this deployment is left.
     BLOCKED: in use (named), a stuck unbind, a driver that nobody may take a function from; `fix`
     is the way out. CHANGES: for `apply_retire`; stop the deployment's server first.
@@ -65,11 +71,53 @@ def retire_plan(want: Deployment, facts: Facts) -> Plan:
         shell = Shell(Where.HOST, disable_script(unit))
         changes.append(Change(f"remove {unit}", reason, shell, undo))
     notes = _notes(seen)
+    if boot is not None and not boot.timed_out:
+        made, told = _at_boot(want, seen, boot, state)
+        changes += made
+        notes += told
     if changes:
         reason = "; ".join(f"{one.address} is on {one.driver or 'no driver'}" for one in moving)
-        return Plan.change(reason or f"{unit} is still there", *changes).noted(*notes)
+        still = "at the next boot its GPUs would not be on vfio-pci"
+        return Plan.change(reason or still, *changes).noted(*notes)
     slots = and_([one.slot for one in seen.functions])
     return Plan.nothing(f"all functions of {slots} are on vfio-pci").noted(*notes)
+
+
+def _at_boot(
+    want: Deployment, seen: GpuFacts, boot: BootFacts, state: DeploymentState
+) -> tuple[list[Change], list[str]]:
+    """(boot files that go back to what they held, what is to be known about the next boot)."""
+    ours = {one.address: one.id for one in seen.functions}
+    staying = {
+        one.address: one.id
+        for one in seen.displays
+        if one.driver == "nvidia" and one.address not in ours
+    }
+    units = tuple(unit for unit in boot.enabled if unit != unit_name(want.name))
+    kept, waiting = edited(state), to_refresh(state)
+    made = put_back(replace(boot, enabled=units), kept, staying, waiting)
+    changes, told = list(made.changes), list(made.left)
+    if want.playbook.gpus.persist != "change":
+        told += [
+            f"{change.title}: not done, since gpus.persist is {want.playbook.gpus.persist}"
+            for change in changes
+            if isinstance(change.action, WriteFile)
+        ]
+        changes = []
+    written = {one.action.path: one.action for one in changes if isinstance(one.action, WriteFile)}
+    files = tuple(
+        replace(file, content=written[file.path].content) if file.path in written else file
+        for file in boot.files
+    )
+    after = sources(replace(boot, files=files, cmdline=""), ours)
+    if not any(one.effect in ("takes", "forbids", "claims") for one in after):
+        ids = ",".join(dict.fromkeys(ours.values()))
+        told.append(
+            f"nothing gives {and_(list(ours))} to vfio-pci at boot: nvidia takes what is free when "
+            f"it is loaded (`options vfio-pci ids={ids}` in /etc/modprobe.d, then "
+            "`update-initramfs -u -k all`, would keep it away)"
+        )
+    return changes, [f"at boot: {text}" for text in told]
 
 
 def _refuse(
@@ -135,14 +183,8 @@ def apply_retire(context: StepContext, facts: Facts, plan: Plan) -> None:
     Raises UnbindStuck (only a host reboot clears it), StepBlocked (in use after all), StepFailed.
     The previous drivers are saved first (`gpus_state`).
     """
-    remember(context, facts, plan)
-    for change in plan.changes:
-        data = getattr(change.action, "data", None)
-        if isinstance(data, Binding):
-            run_binding(context, change, data)
-        else:
-            run_change(context, change)
-    after = retire_plan(context.want, context.reprobe())
+    run_plan(context, facts, plan)
+    after = retire_plan(context.want, context.reprobe(), context.state)
     if after.state is not PlanState.NOTHING:
         raise StepFailed(
             f"still not as wanted after it ran: {after.reason}",

@@ -1,20 +1,23 @@
 """How the host was before the gpus step acted: recorded, compared, put back.
 
-`DeploymentState.extra["gpus"]` keeps it: `before` (drivers, overrides, modules, files) and
-`changed_boot`, the boot id under which the last change was made. Until the host's boot id differs,
-what is bound now is effective and not proven across a reboot.
+`DeploymentState.extra["gpus"]` keeps it: `before` (drivers, overrides, modules, files);
+`changed_boot`, the boot id under which the last change was made (until the host's boot id differs,
+what is bound now is effective and not proven across a reboot); `edited`, what boot files held
+before our edits; `refresh`, files that were edited and whose initramfs or loader is not made yet.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from deployer.model import Facts, Plan, WriteFile
+from deployer.model import Change, Facts, Plan, RunJob, WriteFile
 from deployer.state import DeploymentState
 from deployer.steps.base import StepContext
+from deployer.steps.boot_edit import REFRESH, Kept, editable
 from deployer.steps.boot_facts import BootFacts
 from deployer.steps.gpus_facts import GpuFacts, Overrides
 from deployer.steps.gpus_moves import Move
@@ -48,8 +51,61 @@ def remember(context: StepContext, facts: Facts, plan: Plan) -> None:
         "files": files,
     }
     kept["changed_boot"] = seen.boot_id
+    kept["edited"] = _edited(kept.get("edited") or {}, written, boot or BootFacts())
     context.state.extra[KEY] = kept
     context.save()
+
+
+def _edited(
+    known: dict[str, Any], written: Sequence[WriteFile], boot: BootFacts
+) -> dict[str, dict[str, str]]:
+    """path -> `was` (base64) and `wrote` (sha256), with what is about to be written."""
+    found = dict(known)
+    for action in written:
+        old = boot.file(action.path)
+        if old is None or not editable(action.path):
+            continue
+        entry = found.get(action.path)
+        # Who changed the file after us made another content the one to go back to.
+        if entry is None or entry["wrote"] != hashlib.sha256(old.content).hexdigest():
+            entry = {"was": base64.b64encode(old.content).decode()}
+        found[action.path] = {**entry, "wrote": hashlib.sha256(action.content).hexdigest()}
+    return found
+
+
+def edited(state: DeploymentState) -> tuple[Kept, ...]:
+    """Boot files that this tool edited, as they were before."""
+    entries = (state.extra.get(KEY) or {}).get("edited") or {}
+    return tuple(
+        Kept(path, base64.b64decode(one["was"]), one["wrote"]) for path, one in entries.items()
+    )
+
+
+def to_refresh(state: DeploymentState) -> tuple[str, ...]:
+    """Files that were written and whose refresh has not ended well: no look at the host tells."""
+    return tuple((state.extra.get(KEY) or {}).get("refresh") or ())
+
+
+def note_refresh(context: StepContext, plan: Plan, change: Change) -> None:
+    """Before a change is run: its file waits for the plan's refresh of initramfs and loader."""
+    path = change.action.path if isinstance(change.action, WriteFile) else ""
+    if not editable(path) or not any(is_refresh(one) for one in plan.changes):
+        return
+    kept: dict[str, Any] = context.state.extra.setdefault(KEY, {})
+    kept["refresh"] = sorted({*(kept.get("refresh") or ()), path})
+    context.save()
+
+
+def refreshed(context: StepContext, change: Change) -> None:
+    """After a change has run: nothing waits any more when it was the refresh."""
+    if is_refresh(change) and to_refresh(context.state):
+        context.state.extra[KEY]["refresh"] = []
+        context.save()
+
+
+def is_refresh(change: Change) -> bool:
+    """Whether it makes initramfs and loader anew."""
+    return isinstance(change.action, RunJob) and change.action.name == REFRESH
 
 
 def proof(state: DeploymentState, seen: GpuFacts) -> str:

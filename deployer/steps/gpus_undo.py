@@ -14,7 +14,14 @@ from deployer.steps.boot_facts import BootFacts
 from deployer.steps.gpus_binding import Binding, UnbindStuck, run_binding
 from deployer.steps.gpus_facts import GpuFacts, Overrides
 from deployer.steps.gpus_moves import UNIT_FOLDER, unit_name
-from deployer.steps.gpus_state import differences, moves_back, new_nodes, to_unload
+from deployer.steps.gpus_state import (
+    differences,
+    is_refresh,
+    moves_back,
+    new_nodes,
+    refreshed,
+    to_unload,
+)
 
 
 def undo(context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> None:
@@ -115,6 +122,7 @@ def _renewed(context: StepContext, restored: Sequence[str], plan: Plan) -> list[
     """The refresh of the plan once more, when a file that it reads was put back."""
     edited = [path for path in restored if not path.startswith(UNIT_FOLDER)]
     for change in plan.changes:
-        if edited and getattr(change.action, "name", "") == "boot-refresh":
+        if edited and is_refresh(change):
             run_change(context, change)
+            refreshed(context, change)
     return []

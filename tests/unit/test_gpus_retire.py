@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,15 +12,27 @@ import pytest
 from deployer import gpu, proxmox
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
-from deployer.model import Facts, Plan, PlanState, Procedure, Shell
+from deployer.events import ChangeDone, ChangeStarted, Event
+from deployer.model import Change, Facts, Plan, PlanState, Procedure, Shell, Where, WriteFile
 from deployer.remote.transport import Answer
+from deployer.state import DeploymentState
 from deployer.steps.boot_facts import BootFacts, BootFile
 from deployer.steps.gpus import GpusStep
 from deployer.steps.gpus_binding import Binding, UnbindStuck
 from deployer.steps.gpus_facts import GpuFacts, Holder, Overrides, PciFunction, Pending
 from deployer.steps.gpus_moves import Move
 from deployer.steps.gpus_retire import apply_retire, retire_plan
-from deployer.steps.gpus_state import differences, moves_back, proof
+from deployer.steps.gpus_state import (
+    differences,
+    edited,
+    is_refresh,
+    moves_back,
+    note_refresh,
+    proof,
+    refreshed,
+    remember,
+    to_refresh,
+)
 from tests.unit.hoststeps import A, B, Door, context, deployment, facts
 from tests.unit.test_step_gpus import DRIVER, function, on_nvidia, on_vfio
 
@@ -28,7 +42,7 @@ OVERRIDES = Overrides(((A, "vfio-pci"), (B, "")))
 
 
 def retire(seen: GpuFacts, *others: object, **gpus: object) -> Plan:
-    return retire_plan(deployment(gpus=gpus), facts(seen, *others))
+    return retire_plan(deployment(gpus=gpus), facts(seen, *others), DeploymentState())
 
 
 def with_audio(driver: str) -> GpuFacts:
@@ -122,7 +136,7 @@ def test_a_disk_controller_in_the_group_is_told_and_left_alone() -> None:
 def test_retire_is_proven_by_looking_again() -> None:
     want = deployment()
     seen = facts(on_nvidia(), OVERRIDES)
-    decided = retire_plan(want, seen)
+    decided = retire_plan(want, seen, DeploymentState())
     door = Door()
     made = context(want, door, lambda: facts(on_nvidia(), OVERRIDES))
     with pytest.raises(StepFailed, match="still not as wanted"):
@@ -134,6 +148,146 @@ def test_retire_is_proven_by_looking_again() -> None:
     assert before["functions"][A] == {"driver": "nvidia", "override": "vfio-pci"}
     assert before["functions"][AUDIO] == {"driver": "vfio-pci", "override": None}
     assert proof(made.state, on_vfio()) == "effective now, not proven across a reboot"
+
+
+V = "/etc/modprobe.d/v.conf"
+WAS, WROTE = b"options vfio-pci ids=10de:2230\n", b"# taken out\n"
+COPY = f"{V}.deployer-{hashlib.sha256(WAS).hexdigest()[:8]}"
+TOOLS = ("update-initramfs",)
+
+
+def edited_state(path: str = V, **more: object) -> DeploymentState:
+    """As `up` with `persist: change` leaves it."""
+    entry = {
+        "was": base64.b64encode(WAS).decode(),
+        "wrote": hashlib.sha256(WROTE).hexdigest(),
+    }
+    return DeploymentState(extra={"gpus": {"edited": {path: entry}, **more}})
+
+
+def at_boot(
+    content: bytes, state: DeploymentState, seen: GpuFacts | None = None, **more: object
+) -> Plan:
+    """What retiring does with a boot file of this content; the GPUs are on vfio-pci."""
+    boot = BootFacts(files=(BootFile(V, content),), tools=TOOLS, **more)  # type: ignore[arg-type]
+    want = deployment(gpus={"persist": "change"})
+    return retire_plan(want, facts(seen or on_vfio(), boot), state)
+
+
+def test_retire_puts_back_what_up_edited() -> None:
+    back, refresh, copy = at_boot(WROTE, edited_state()).changes
+    assert isinstance(back.action, WriteFile) and isinstance(copy.action, Shell)
+    assert (back.action.path, back.action.content, back.action.before) == (V, WAS, WROTE)
+    assert refresh.title == "run update-initramfs"
+    assert copy.action.script == f"rm -f {COPY}\n"
+    after = at_boot(WAS, edited_state())
+    assert (after.state, after.notes) == (PlanState.NOTHING, ())
+    # Cut off between the file and what is made from it.
+    (again,) = at_boot(WAS, edited_state(refresh=[V])).changes
+    assert again.title == "run update-initramfs"
+
+
+def test_retire_leaves_a_file_that_somebody_changed_since() -> None:
+    decided = at_boot(b"options vfio-pci ids=10de:2230 disable_vga=1\n", edited_state())
+    assert decided.state is PlanState.NOTHING
+    assert decided.notes == (
+        f"at boot: {V} was changed by another since deployer edited it; as it was: {COPY}",
+    )
+
+
+def test_retire_takes_no_gpu_from_another_deployment() -> None:
+    other = function("0000:61:00.0", "nvidia", 2)
+    seen = on_vfio(displays=(*on_vfio().functions, other))
+    stays = at_boot(WROTE, edited_state(), seen)
+    assert stays.state is PlanState.NOTHING
+    assert stays.notes[0].startswith(f"at boot: {V} stays edited: options vfio-pci ids=10de:2230")
+    assert "0000:61:00.0 stays on nvidia" in stays.notes[0]
+    # With a boot unit of its own it comes back whatever the file says.
+    guarded = at_boot(WROTE, edited_state(), seen, enabled=("deployer-gpus-other.service",))
+    assert guarded.changes[0].title == f"put {V} back"
+    own = at_boot(WROTE, edited_state(), seen, enabled=("deployer-gpus-qwen.service",))
+    assert [change.title for change in own.changes] == ["remove deployer-gpus-qwen.service"]
+
+
+def test_retire_edits_nothing_that_the_playbook_does_not_allow() -> None:
+    boot = BootFacts(files=(BootFile(V, WROTE),), tools=TOOLS)
+    seen = facts(on_vfio(), boot)
+    decided = retire_plan(deployment(gpus={"persist": "unit"}), seen, edited_state())
+    assert decided.state is PlanState.NOTHING
+    assert decided.notes[0] == f"at boot: put {V} back: not done, since gpus.persist is unit"
+    assert f"nothing gives {A} and {B} to vfio-pci at boot" in decided.notes[1]
+    assert "options vfio-pci ids=10de:2230" in decided.notes[1]
+
+
+def test_what_an_edit_replaces_is_the_file_of_before_the_first() -> None:
+    """A second edit of ours goes back to the first content; another's change in between counts."""
+    want = deployment(gpus={"persist": "change"})
+    state = DeploymentState()
+    one, other = WAS + b"blacklist nvidia\n", b"blacklist nvidia\n"
+    for content, was in ((one, one), (other, other)):
+        boot = BootFacts(files=(BootFile(V, content),), tools=TOOLS)
+        seen = facts(on_nvidia(), OVERRIDES, boot, DRIVER)
+        decided = GpusStep().plan(want, seen, state)
+        made = replace(context(want, Door()), state=state)
+        remember(made, seen, decided)
+        (kept,) = edited(state)
+        assert (kept.path, kept.was) == (V, was)
+    written = next(
+        change.action.content
+        for change in decided.changes
+        if isinstance(change.action, WriteFile) and change.action.path == V
+    )
+    assert hashlib.sha256(written).hexdigest() == kept.wrote
+    ours = BootFacts(files=(BootFile(V, written),), tools=TOOLS)
+    again = WriteFile(Where.HOST, V, b"# more\n", 0o644, before=written)
+    plan = Plan.change("more", Change("edit", "more", again))
+    remember(made, facts(on_nvidia(), OVERRIDES, ours, DRIVER), plan)
+    assert edited(state)[0].was == other
+
+
+def test_a_refresh_that_failed_is_gone_on_with() -> None:
+    """Nothing on the host tells whether a loader's own copy was made anew."""
+    want = deployment(gpus={"persist": "change"})
+    grub = "/etc/default/grub"
+    line = b'GRUB_CMDLINE_LINUX="vfio-pci.ids=10de:2230"\n'
+    boot = BootFacts(files=(BootFile(grub, line),), tools=("update-grub",))
+    seen = facts(on_nvidia(), OVERRIDES, boot, DRIVER)
+    door = Door()
+    made = context(want, door)
+    decided = GpusStep().plan(want, seen, made.state)
+    files = [change for change in decided.changes if not is_refresh(change)]
+    (refresh,) = (change for change in decided.changes if is_refresh(change))
+    for change in files:
+        note_refresh(made, decided, change)
+    assert to_refresh(made.state) == (grub,)
+    done = BootFacts(
+        files=tuple(
+            BootFile(change.action.path, change.action.content)
+            for change in files
+            if isinstance(change.action, WriteFile)
+        ),
+        tools=("update-grub",),
+        enabled=("deployer-gpus-qwen.service",),
+    )
+    again = GpusStep().plan(want, facts(on_nvidia(), OVERRIDES, done, DRIVER), made.state)
+    assert [change.title for change in again.changes] == ["run update-grub"]
+    refreshed(made, refresh)
+    last = GpusStep().plan(want, facts(on_nvidia(), OVERRIDES, done, DRIVER), made.state)
+    assert last.state is PlanState.NOTHING
+
+
+def test_each_change_of_a_retirement_is_told() -> None:
+    """As those of `up` are: with its start, its end and its seconds."""
+    want = deployment(gpus={"persist": "unit"})
+    boot = BootFacts(enabled=("deployer-gpus-qwen.service",))
+    seen = facts(on_nvidia(), OVERRIDES, boot)
+    told: list[Event] = []
+    made = context(want, Door(), lambda: facts(on_vfio()))
+    made.bus.subscribe(told.append)
+    apply_retire(made, seen, retire_plan(want, seen, made.state))
+    titles = [f"bind {A} and {B} to vfio-pci", "remove deployer-gpus-qwen.service"]
+    assert [one.title for one in told if isinstance(one, ChangeStarted)] == titles
+    assert [one.title for one in told if isinstance(one, ChangeDone)] == titles
 
 
 def looks(*seen: Facts) -> Callable[[], Facts]:
