@@ -6,6 +6,7 @@ import re
 import unicodedata
 
 from deployer.sglang.garbage import GARBAGE
+from deployer.sglang.salad import joining_share
 from deployer.sglang.scripts import script_of
 
 INVISIBLE = re.compile(r"[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]")
@@ -14,13 +15,19 @@ HIGH += "\u2018\u2019\u201c\u201d"
 HIGH += "\u2022\u2013\u2014\u02dc\u2122\u0161\u203a\u0153\u017e\u0178\x80-\xbf"
 """How the bytes 0x80 to 0xBF look when UTF-8 is read as Latin-1 or as Windows-1252."""
 MOJIBAKE = re.compile(
-    "\u00c3[\u0192\u0178\u0153\u2013\u02c6\u2030" + "\x80-\xbf]|\u00e2\u20ac.|\u00c2[\xa0-\xbf]"
+    "\u00c3[\u00c2\u0192\u0178\u0153\u2013\u02c6\u2030"
+    + "\x80-\xbf]|\u00e2\u20ac.|\u00c2[\xa0-\xbf]"
 )
 MOJIBAKE_RUN = re.compile(
     f"(?:[\xc2-\xdf][{HIGH}]|[\xe0-\xef][{HIGH}]{{2}}|\xf0[{HIGH}]{{3}}){{3,}}"
 )
 RAW_TOKENS = re.compile(r"[\u0120\u010a](?=\S)|(?<=\w)\u2581(?=\w)")
 BYTE_TOKENS = re.compile(r"(?:<0x[0-9A-F]{2}>){2,}")
+RESERVED = re.compile(
+    r"\[control_\d+\]|<(?:unused|extra_id_|unk|pad|mask|special_)\d*>|\[(?:PAD|UNK|MASK)\]"
+    r"|<\|(?:reserved_special_token|extra|fim|dummy|place)\w*\|>"
+)
+"""Tokens that no vocabulary means to be said."""
 SPECIAL = re.compile(r"<\|?(?:endoftext|im_start|im_end|eot_id|begin_of_text|end_of_text)\|?>")
 CONTROL = re.compile(r"[\x00-\x08\x0e-\x1a\x7f]")
 SPACED = re.compile(r"([^\W\d_])(?= +([^\W\d_]))")
@@ -108,6 +115,9 @@ def _special(text: str) -> tuple[str, int] | None:
     ended = list(ENDED.finditer(text))
     if len(ended) >= 2:
         return "the answer goes on behind its end", ended[0].start()
+    reserved = list(RESERVED.finditer(text))
+    if len(reserved) >= 4 and sum(len(hit.group()) for hit in reserved) / len(text) > 0.1:
+        return "tokens of a vocabulary that are never said", reserved[0].start()
     hits = list(SPECIAL.finditer(text))
     # A text about chat templates shows them too, but consists of other words.
     row = re.search(rf"(?:{SPECIAL.pattern}\s*){{3,}}|(?:<\|\w+\|>\s*){{4,}}", text)
@@ -133,6 +143,12 @@ def _scripts(text: str) -> tuple[str, int] | None:
         switches = [at for before, after, at in part if before != after]
         scripts = {script for before, after, _ in part for script in (before, after)}
         if len(scripts) >= 4 and len(switches) >= 8 and len(switches) / len(part) > 0.3:
+            said = text[part[0][2] : part[-1][2] + 1].lower()
+            latin = re.findall(r"[a-z\u00df-\u024f]+", said)
+            most = sum(map(len, latin)) > 0.75 * sum(map(str.isalpha, said))
+            if most and joining_share(latin) > 0.25:
+                # Sentences that tell how others say it.
+                continue
             return f"{len(scripts)} scripts mixed in one text", switches[0]
     return None
 
@@ -147,4 +163,4 @@ def _no_word(text: str) -> tuple[str, int] | None:
 
 
 def _is_mark(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PZC" or character in "|+=~^`"
+    return unicodedata.category(character)[0] in "PZC" or character in "|+=~^`<>$"

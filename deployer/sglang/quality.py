@@ -14,11 +14,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-from deployer.sglang import repetition, sameness
+from deployer.sglang import repetition, salad, sameness
 from deployer.sglang.brokentext import INVISIBLE, broken_text
 from deployer.sglang.reasoning import BEGIN, END
 from deployer.sglang.scripts import drifted
 from deployer.sglang.tokenruns import token_ids
+from deployer.sglang.turns import own_turns
 from deployer.sglang.verdict import EXCERPT, GOOD, Verdict, bad, excerpt, lines, tokens
 
 __all__ = ["GOOD", "Verdict", "asks_to_repeat", "judge", "tokens"]
@@ -132,12 +133,14 @@ def _judge_text(text: str, prompt: str) -> Verdict:
     if not ASKS_WORDS.search(prompt):
         strict += [token_ids]
     for test in (*strict, *repetition.TESTS, *sameness.TESTS):
-        if test is sameness.salad and ASKS_WORDS.search(prompt):
+        if test in salad.TESTS and ASKS_WORDS.search(prompt):
             continue
         verdict = test(text)
         if not verdict.good and (test in strict or not _excused(prompt, text, verdict.position)):
             return replace(verdict, evidence=excerpt(text, verdict.position))
     verdict = drifted(text, prompt)
+    if verdict.good:
+        verdict = own_turns(text, prompt)
     return verdict if verdict.good else replace(verdict, evidence=excerpt(text, verdict.position))
 
 

@@ -7,8 +7,19 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from deployer.sglang import salad
 from deployer.sglang.repetition import announced, fenced
-from deployer.sglang.verdict import GOOD, Verdict, bad, is_prose, lines, new_words, spans, tokens
+from deployer.sglang.verdict import (
+    GOOD,
+    Verdict,
+    bad,
+    is_code,
+    is_prose,
+    lines,
+    new_words,
+    spans,
+    tokens,
+)
 
 PERIOD_SHARE = 0.3
 FEW_AROUND = 18
@@ -18,18 +29,6 @@ LONG_SENTENCE = 14
 """Tokens."""
 NEW_WORDS = 0.34
 """New words a sentence: sentences of one pattern that name something each have more."""
-JOINTS = (
-    "the of and to a in is it that for on as with was i you be are this de la le et les des un une "
-    "en que el y los las del se der die und das ist den von zu mit ein eine o e os do da um uma il "
-    "di che per non het een van niet i w na z nie to się ve bir bu için yang dan di untuk och att "
-    "det som en på og er til ja ei on että és az nem egy a și să din cu je da se su và là của có "
-    "ya wa kwa ni ang ng sa mga est ad ut eta du an agus ar yn ir un dhe të në və iyo oo ka og að "
-    "hai ki ke shi bu le wo u"
-)
-FUNCTION_WORDS = frozenset(JOINTS.split())
-"""Of the tongues written in Latin letters: real prose in any of them is full of them."""
-STRETCH = 120
-"""Words of one line that are looked at together."""
 
 
 def old_units(text: str) -> Verdict:
@@ -51,7 +50,7 @@ def old_units(text: str) -> Verdict:
             run = []
         seen.add(unit[0])
         prose = sum(is_told for _, _, is_told in run) > len(run) / 2
-        if _quoted(text, run):
+        if _quoted(text, run) or _rows_then_more(text, run, prose):
             continue
         if len(run) >= (_least(text, run) if prose else 30) and len(run) / lettered > 0.3:
             worst, at, _ = run[0]
@@ -60,7 +59,8 @@ def old_units(text: str) -> Verdict:
     often = [unit for unit in telling if counts[unit[0]] >= 5]
     inline = lettered > 2 * len(lines(text))
     share = 0.55 if inline else 0.8
-    if _quoted(text, often):
+    once = sum(has_letters(unit) and counts[unit] == 1 for unit, _, _ in units)
+    if _quoted(text, often) or (not inline and is_code(text) and once >= 0.3 * lettered):
         return GOOD
     if len(telling) >= max(16, lettered / 2) and len(often) / len(telling) > share:
         worst, at, _ = often[1]
@@ -108,6 +108,31 @@ def _quoted(text: str, run: Sequence[tuple[str, int, bool]]) -> bool:
     return announced(text, first) and new_words(rest, unit) >= 5
 
 
+def each_again(text: str) -> Verdict:
+    """Sentence after sentence is said four times or more before the next one comes."""
+    stuck: list[tuple[str, int]] = []
+    row, before = 0, ""
+    for unit, at, prose in _units(text):
+        row = row + 1 if unit == before else 1
+        before = unit
+        if row == 4 and prose and not fenced(text, at, at + len(unit)):
+            stuck.append((unit, at))
+    if len({unit for unit, _ in stuck}) >= 3:
+        return bad(f"each sentence several times, such as {stuck[0][0][:60]!r}", stuck[0][1])
+    return GOOD
+
+
+def _rows_then_more(text: str, run: Sequence[tuple[str, int, bool]], prose: bool) -> bool:
+    """Are they rows of code, forty at most, behind which the text says something else?"""
+    if prose or not run:
+        return False
+    said = {unit for unit, _, _ in run}
+    last = max(text.lower().rfind(unit) for unit in said)
+    rest = text[last:].partition("\n")[2]
+    rows = text.count("\n", run[0][1], last)
+    return rows <= 40 and new_words(rest, " ".join(said)) >= 5
+
+
 def has_letters(unit: str) -> bool:
     """A figure alone is a number of a list, or a part of one."""
     return any(character.isalpha() for character in unit)
@@ -131,10 +156,21 @@ def one_pattern(text: str) -> Verdict:
             else:
                 run, begin = [words], line.start() + part.start()
             if len(run) >= PATTERN_RUN and _new_a_sentence(run) < NEW_WORDS:
+                if _recited(text, begin, run):
+                    continue
                 return bad(
                     f"{len(run)} sentences of one pattern, such as {' '.join(words)[:60]!r}", begin
                 )
     return GOOD
+
+
+def _recited(text: str, begin: int, run: Sequence[Sequence[str]]) -> bool:
+    """One sentence behind a colon, forty times at most, and then the text goes on."""
+    if len(run) > 40 or len({tuple(words) for words in run}) > 1 or not announced(text, begin):
+        return False
+    said = " ".join(run[0])
+    lines_after = text[begin:].split("\n", 1)
+    return len(lines_after) == 2 and new_words(lines_after[1], said) >= 5
 
 
 def _same_pattern(one: Sequence[str], other: Sequence[str]) -> bool:
@@ -162,7 +198,7 @@ def phrase_share(text: str) -> Verdict:
     """One three-word phrase that makes up much of a long text of few words and no figures."""
     words = [(word, at) for word, at in spans(text) if word[0].isalpha()]
     figures = sum(word.isdigit() for word, _ in spans(text))
-    if len(words) < 120 or figures > 0.08 * len(words) or not is_prose(text):
+    if len(words) < 120 or figures > 0.08 * len(words) or not is_prose(text) or is_code(text):
         return GOOD
     places: dict[tuple[str, ...], list[int]] = {}
     for i in range(len(words) - 2):
@@ -187,41 +223,13 @@ def few_words(text: str) -> Verdict:
     words = [(word, at) for word, at in spans(text) if word[0].isalpha()]
     figures = sum(word.isdigit() for word, _ in spans(text))
     window = 150
-    if len(words) < window or figures > 0.08 * len(words) or not is_prose(text):
+    if len(words) < window or figures > 0.08 * len(words) or not is_prose(text) or is_code(text):
         return GOOD
     for begin in range(0, len(words) - window + 1, 25):
         part = words[begin : begin + window]
         different = len({word for word, _ in part})
         if different < 15:
             return bad(f"only {different} different words in {window}", part[0][1])
-    return GOOD
-
-
-def salad(text: str) -> Verdict:
-    """Words in a row with no mark, no new line and nothing that joins words to a sentence."""
-    for line in lines(text):
-        row = spans(line.group()) if len(line.group()) > 3 * STRETCH else ()
-        for begin in range(0, len(row) - STRETCH + 1, STRETCH // 2):
-            part = row[begin : begin + STRETCH]
-            words = [word for word, _ in part if word[0].isalpha() and word[0] < "\u0250"]
-            # Lists, code and sentences have marks.
-            if len(words) < 0.9 * STRETCH or words == sorted(words):
-                continue
-            if sum(map(len, words)) < 3.5 * len(words):
-                continue
-            joining = sum(word in FUNCTION_WORDS for word in words)
-            if joining < 0.03 * len(words) or len(set(words)) < len(words) / 4:
-                at = line.start() + part[0][1]
-                return bad(f"{len(words)} words in a row that make no sentence", at)
-    return GOOD
-
-
-def only_joints(text: str) -> Verdict:
-    """Nothing but the words that join others."""
-    words = [word for word, _ in spans(text) if word[0].isalpha()]
-    joining = sum(word in FUNCTION_WORDS for word in words)
-    if len(words) >= 25 and joining > 0.85 * len(words) and sum(map(len, words)) > 2 * len(words):
-        return bad("only words that join others, and none to join", spans(text)[0][1])
     return GOOD
 
 
@@ -238,10 +246,10 @@ def redundancy(text: str) -> Verdict:
 
 TESTS: tuple[Callable[[str], Verdict], ...] = (
     old_units,
+    each_again,
     one_pattern,
     phrase_share,
     few_words,
-    salad,
-    only_joints,
+    *salad.TESTS,
     redundancy,
 )

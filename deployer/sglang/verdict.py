@@ -66,6 +66,12 @@ def is_prose(text: str) -> bool:
     return bool(visible) and letters / len(visible) > 0.8
 
 
+def is_code(text: str) -> bool:
+    """Do most of its lines, five at least, end as statements do?"""
+    rows = [row.rstrip() for row in text.split("\n") if row.strip()]
+    return len(rows) >= 5 and sum(row[-1] in ";{}()\\" for row in rows) > 0.5 * len(rows)
+
+
 def excerpt(text: str, at: int) -> str:
     """Some characters round the place."""
     begin = max(0, at - EXCERPT // 4)
