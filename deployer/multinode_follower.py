@@ -21,7 +21,7 @@ from deployer.sglang.failure import Failure
 from deployer.state import Launch, Manifest
 from deployer.steps.base import StepContext
 from deployer.steps.launch import LaunchStep
-from deployer.steps.launch_restore import as_launched, command_of, note_of
+from deployer.steps.launch_restore import as_launched, by_itself, command_of, note_of
 from deployer.steps.launch_start import SeenBefore, start_command
 from deployer.steps.launch_wait import LOST_S, LaunchFailed, LaunchWait
 from deployer.steps.server_facts import ServerFact, ServerJob
@@ -78,9 +78,8 @@ class Follower:
         then = copy.copy(self.context)
         then.want = as_launched(self.context.want, good)
         seen = SeenBefore(self.step.seen.weights, good.venv, good.recipe, shared)
-        job, launch = start_command(
-            then, command_of(good), good.fingerprint, note_of(good), key, seen
-        )
+        note = note_of(good, by_itself(self.context.state, good))
+        job, launch = start_command(then, command_of(good), good.fingerprint, note, key, seen)
         self._follows(then, job, launch, key, step)
 
     def end(self, cls: str) -> None:

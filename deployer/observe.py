@@ -21,6 +21,7 @@ from deployer.state import DeploymentState
 from deployer.steps.base import Step
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver, HostSmi
+from deployer.steps.rolled_back import back_document, record_document
 from deployer.steps.server_facts import ServerFact, ServerJob
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards import pinned
@@ -212,6 +213,8 @@ def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) 
         "launch": job.identity.id if job else "",
         "variant": job.launch.variant if job else "",
         "degraded": job.launch.degraded if job else "",
+        "back": back_document(job.launch.back) if job else None,
+        "rollback": record_document(state.rollback, want.id),
         "pid": job.identity.pid if job and alive else None,
         "uptime_s": clock.seconds_since(job.identity.start) if job and alive else None,
         "exit": job.exit if job and not alive else "",

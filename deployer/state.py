@@ -30,6 +30,19 @@ Value = bool | int | float | str
 """Of one server argument."""
 
 
+class Back(StateModel):
+    """Why a launch repeats an earlier one."""
+
+    to: str
+    """Id of the launch that it repeats."""
+    left: str = ""
+    """Id of the launch that served before, or failed; '' when there was none."""
+    asked: bool = False
+    """By `deploy rollback`; else by itself, after what was wanted had failed."""
+    by: str = ""
+    """user@controller."""
+
+
 class Launch(StateModel):
     """One start of the server. `verdict`: starting|ready|good|failed:<why>|stopped."""
 
@@ -57,6 +70,7 @@ class Launch(StateModel):
     """Arguments that this tool changed by itself after a failure, flag -> value."""
     instead_of: dict[str, str] = Field(default_factory=dict)
     """Rungs of the ladder that failed before it -> class of the failure: it is degraded."""
+    back: Back | None = None
 
 
 class ValidatedSet(StateModel):
@@ -175,6 +189,8 @@ class RolledBack(StateModel):
     """Of the weights, gone back to and left."""
     when: float
     """Unix seconds, controller clock."""
+    by: str = ""
+    """user@controller; '' in a record of an older version."""
     outcome: str = ""
     """'' while it is under way; done|failed."""
     manifest: Manifest | None = None
@@ -197,6 +213,13 @@ class DeploymentState(StateModel):
     rollback: RolledBack | None = None
     """None once `up` has launched something else."""
     extra: dict[str, Any] = Field(default_factory=dict)
+
+    def needed(self) -> set[str]:
+        """Ids of the launches that must not be forgotten: the last good one, which a failed launch
+        falls back to, and those of the last rollback.
+        """
+        record = self.rollback
+        return {self.known_good, *((record.to, record.left) if record is not None else ())} - {""}
 
 
 class HostState(StateModel):

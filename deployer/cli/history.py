@@ -11,6 +11,7 @@ from deployer.cli.output import print_json
 from deployer.cli.plain import number
 from deployer.state import DeploymentState, Launch, ValidatedSet
 from deployer.state_file import StateFile
+from deployer.steps.rolled_back import back_document, back_words, record_document, record_words
 from deployer.steps.server_wanted import degraded
 from deployer.up import UpOptions
 
@@ -19,7 +20,11 @@ from deployer.up import UpOptions
 @targets
 @common
 def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
-    """List launches with variant, figures and verdict; * marks the last known-good one."""
+    """List launches with variant, figures and verdict; * marks the last known-good one.
+
+    A launch that repeats an earlier one says from which to which it went back, by whom, and whether
+    that was asked for or came of a failure.
+    """
     deployments = options.select(words, all_)
     folder = UpOptions(base=options.inventory).deploy_dir / "state"
     states = {name: StateFile(folder, name).load() for name in {d.host_name for d in deployments}}
@@ -32,8 +37,12 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
             {
                 name: {
                     "known_good": own.known_good,
-                    "launches": [launch.model_dump() for launch in own.launches],
+                    "launches": [
+                        {**launch.model_dump(), "back": back_document(launch.back)}
+                        for launch in own.launches
+                    ],
                     "validated": [proven.model_dump() for proven in own.validated],
+                    "rollback": record_document(own.rollback, name),
                 }
                 for name, own in owned.items()
             }
@@ -43,8 +52,12 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
         click.echo(f"{name}: {len(own.launches)} launches")
         for launch in own.launches:
             click.echo(_line(launch, launch.id == own.known_good))
+            if launch.back is not None:
+                click.echo(f"    {back_words(launch.back)}")
         for proven in own.validated:
             click.echo(_validated(proven))
+        if own.rollback is not None:
+            click.echo(f"  rollback {record_words(own.rollback, name)}")
     return 0
 
 

@@ -14,13 +14,15 @@ from deployer.cli.output import print_json
 from deployer.cli.plain import number, printable
 from deployer.crosscheck import refuse_nodes
 from deployer.errors import Unreachable, UsageError
-from deployer.rollback import RollBack, choices, choose, made_of, rollback_steps, then
+from deployer.rollback import RollBack, made_of, then
+from deployer.rollback_choice import choices, choose
 from deployer.rollback_sight import Choice, There, described, look, present_words
+from deployer.rollback_steps import rollback_steps
 
 if TYPE_CHECKING:
     from deployer.deployment import Deployment
     from deployer.kept import Kept
-    from deployer.rollback import Chosen
+    from deployer.rollback_choice import Chosen
     from deployer.state import DeploymentState, Launch
 
 SHOWN = 10

@@ -219,6 +219,8 @@ def _deployment_lines(one: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {'container':<10} {text}"
     yield f"    {'model':<10} {one['model']} at {one['endpoint']}"
     yield f"    {'launch':<10} {_launch(one)}"
+    if one["back"]:
+        yield f"    {'':<10} {one['back']['words']}"
     if one["listening"] is not None:
         text = f"{'listening' if one['listening'] else 'nobody listens'} on {one['port']}"
         text += {None: "", True: ", answers", False: f", but: {one['answer_problem']}"}[
@@ -229,6 +231,8 @@ def _deployment_lines(one: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {'':<10} held by a stranger: {owner[:160]}"
     if one["launch"]:
         yield f"    {'verdict':<10} {_verdict(one)}"
+    if one["rollback"]:
+        yield f"    {'rollback':<10} {one['rollback']['words']}"
     engine, weights = one["engine"], one["weights"]
     if one["state"] == "unknown":
         return

@@ -24,6 +24,7 @@ from deployer.steps.launch_fit import difference, outlook
 from deployer.steps.launch_ladder import Fall, first_rung
 from deployer.steps.launch_restore import (
     as_launched,
+    by_itself,
     command_of,
     last_good,
     note_of,
@@ -301,7 +302,8 @@ class LaunchStep(Step):
         seen = SeenBefore(self.seen.weights, good.venv, good.recipe, self.seen.launch)
         try:
             mark, argv = good.fingerprint, command_of(good)
-            job, launch = start_command(then, argv, mark, note_of(good), key, seen)
+            note = note_of(good, by_itself(context.state, good))
+            job, launch = start_command(then, argv, mark, note, key, seen)
             try:
                 self.follow(then, job, launch, key)
             except LaunchFailed as error:

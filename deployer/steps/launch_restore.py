@@ -1,4 +1,4 @@
-"""The last known-good launch, as it is started again after a newer one has failed. Pure."""
+"""The last known-good launch, as it is started again after a newer one has failed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Collection
 
 from deployer.deployment import Deployment
-from deployer.state import DeploymentState, Launch
+from deployer.remote.lock_record import owner_here
+from deployer.state import Back, DeploymentState, Launch
 from deployer.steps.server_wanted import LaunchNote
 
 
@@ -21,14 +22,21 @@ def last_good(state: DeploymentState, failed: Collection[str]) -> Launch | None:
     return good
 
 
-def note_of(good: Launch) -> LaunchNote:
-    """What the job's folder is told of it: as at its first launch."""
+def note_of(good: Launch, back: Back) -> LaunchNote:
+    """What the job's folder is told of it: as at its first launch, and why it is launched again."""
     return LaunchNote(
         good.variant,
         tuple(good.instead_of),
         tuple(good.instead_of.values()),
         changes=tuple(good.changes.items()),
+        back=back,
     )
+
+
+def by_itself(state: DeploymentState, good: Launch) -> Back:
+    """Why `good` is launched again when nobody has asked for it: the newest launch has failed."""
+    left = state.launches[-1].id if state.launches else ""
+    return Back(to=good.id, left=left if left != good.id else "", by=owner_here())
 
 
 def restored_words(want: Deployment, then: Deployment, good: Launch, launch: Launch) -> str:

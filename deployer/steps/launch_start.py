@@ -69,6 +69,7 @@ def start_command(
         recipe=recipe or "",
         changes=dict(note.changes),
         instead_of=note.instead_of,
+        back=note.back,
     )
     for earlier in context.state.launches:
         # One of ours at a time: what is not known to have ended has died meanwhile.
@@ -78,8 +79,9 @@ def start_command(
             earlier.verdict = "stopped"
     context.state.launches.append(launch)
     oldest = context.state.launches[:-KEPT_LAUNCHES]
-    # However many failed since: the last good one is what a failed launch falls back to.
-    kept = [one for one in oldest if one.id == context.state.known_good]
+    # However many failed since.
+    needed = context.state.needed()
+    kept = [one for one in oldest if one.id in needed]
     context.state.launches[: len(oldest)] = kept
     context.save()
     try:
@@ -128,6 +130,7 @@ def recorded(context: StepContext, job: JobIdentity, note: LaunchNote) -> Launch
         argv=command(want, server_argv(want)),
         changes=dict(note.changes),
         instead_of=note.instead_of,
+        back=note.back,
     )
     context.state.launches.append(launch)
     return launch

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from typing import Any
 
 from deployer.deployment import Deployment
 from deployer.model import Plan
-from deployer.state import DeploymentState, RolledBack
+from deployer.state import Back, DeploymentState, RolledBack
 from deployer.steps.server_facts import ServerJob
 from deployer.steps.server_wanted import fingerprint
 
@@ -43,7 +44,7 @@ def rolled_back(state: DeploymentState, want: Deployment) -> RolledBack | None:
 
 def stands(want: Deployment, job: ServerJob | None, record: RolledBack) -> Plan:
     """The refusal to launch what was rolled back from, before anything is touched for it."""
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(record.when))
+    when = time_text(record.when)
     done = record.outcome == "done"
     again = "finishes the rollback"
     seen = "no server runs"
@@ -59,3 +60,60 @@ def stands(want: Deployment, job: ServerJob | None, record: RolledBack) -> Plan:
         + ("" if done and job is not None and job.alive else back),
         stands=True,
     )
+
+
+def back_words(back: Back) -> str:
+    """Why a launch repeats an earlier one, from which to which, and who did it."""
+    by = back.by or "an older version"
+    if back.asked:
+        left = f", from launch {back.left}" if back.left else ", where nothing served"
+        return f"rolled back to launch {back.to}{left}, asked for by {by}"
+    after = f" after launch {back.left} had failed" if back.left else ""
+    return f"launch {back.to} again, automatically{after} (run of {by})"
+
+
+def record_words(record: RolledBack, here: str) -> str:
+    """What became of the last rollback that was asked for. `here`: HOST/NAME."""
+    left = f"from launch {record.left}" if record.left else "where nothing served"
+    who = f"{left}, asked for by {record.by or 'an older version'} at {time_text(record.when)}"
+    whole = f"to launch {record.to}, {who}"
+    match record.outcome:
+        case "done":
+            return f"done: {whole}"
+        case "failed":
+            again = f"; launch {record.left} was brought back" if record.left else ""
+            return f"failed: {whole}{again}"
+        case _:
+            return f"not finished: {whole}; `deploy rollback {here}` goes on"
+
+
+def back_document(back: Back | None) -> dict[str, Any] | None:
+    """As JSON data."""
+    if back is None:
+        return None
+    return {
+        "to": back.to,
+        "from": back.left,
+        "by": back.by,
+        "automatic": not back.asked,
+        "words": back_words(back),
+    }
+
+
+def record_document(record: RolledBack | None, here: str) -> dict[str, Any] | None:
+    """As JSON data. `when` in Unix seconds; `outcome` '' while it is not finished."""
+    if record is None:
+        return None
+    return {
+        "to": record.to,
+        "from": record.left,
+        "by": record.by,
+        "when": record.when,
+        "outcome": record.outcome,
+        "words": record_words(record, here),
+    }
+
+
+def time_text(seconds: float) -> str:
+    """Unix seconds as a user reads them."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))

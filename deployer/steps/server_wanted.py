@@ -8,11 +8,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from deployer.deployment import Deployment
 from deployer.playbook import ArgValue, Variant
 from deployer.sglang.argv import command, server_argv
 from deployer.shell import quote, words
-from deployer.state import Manifest
+from deployer.state import Back, Manifest
 
 DERIVED = "~"
 """Between a variant and what this tool changed in it; no variant of a playbook has it."""
@@ -99,6 +101,7 @@ class LaunchNote:
     `reasons` are the classes of their failures and `marks` their fingerprints, in the same order;
     a note of an older version of this tool lacks them. `changes`: arguments changed by this tool.
     `preferred`: they failed in an earlier run, and this one was started without trying them again.
+    `back`: it repeats an earlier launch, and why.
     """
 
     variant: str = ""
@@ -107,6 +110,7 @@ class LaunchNote:
     marks: tuple[str, ...] = ()
     changes: tuple[tuple[str, ArgValue], ...] = ()
     preferred: bool = False
+    back: Back | None = None
 
     @property
     def rung(self) -> Rung:
@@ -135,6 +139,7 @@ class LaunchNote:
                     "marks": list(self.marks),
                     "changes": dict(self.changes),
                     "preferred": self.preferred,
+                    **({"back": self.back.model_dump()} if self.back is not None else {}),
                 }
             )
             + "\n"
@@ -152,9 +157,18 @@ class LaunchNote:
                 tuple(str(mark) for mark in data.get("marks", [])),
                 tuple((str(k), v) for k, v in data.get("changes", {}).items()),
                 data.get("preferred") is True,
+                _back(data.get("back")),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return cls()
+
+
+def _back(data: object) -> Back | None:
+    """One that this version cannot read says nothing; the rest of its note does."""
+    try:
+        return Back.model_validate(data) if data is not None else None
+    except ValidationError:
+        return None
 
 
 def degraded(variant: str, instead_of: Mapping[str, str]) -> str:

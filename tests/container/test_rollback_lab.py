@@ -113,6 +113,13 @@ def test_a_kill_at_the_launch_and_the_same_command_finishes(two: Two) -> None:
     same = two.deploy("rollback", "kpro5", "--yes").ok()
     assert "rolled back to launch" in same.out + same.err
     assert two.project.state()["launches"][-1]["id"] == last["id"]
+    back = f"rolled back to launch {two.old['id']}, from launch {two.new['id']}, asked for by "
+    seen = two.deploy("status", "kpro5").ok().out
+    assert back in seen and f"rollback   done: to launch {two.old['id']}, from launch" in seen
+    assert back in two.deploy("history", "kpro5").ok().out
+    [one] = json.loads(two.deploy("--json", "status", "kpro5").ok().out)["hosts"][0]["deployments"]
+    assert (one["back"]["from"], one["back"]["automatic"]) == (two.new["id"], False)
+    assert one["rollback"]["outcome"] == "done" and "@" in one["rollback"]["by"]
 
 
 def test_up_does_not_undo_it(two: Two) -> None:
@@ -133,4 +140,12 @@ def test_a_rollback_that_fails_puts_back_what_served(two: Two) -> None:
     assert done.exit == 5, done.err
     assert f"what served before (launch {before}) serves again as launch" in done.err
     assert "4096" in two.served() and two.build() == two.old["venv"]
-    assert two.project.state()["rollback"]["outcome"] == "failed"
+    own = two.project.state()
+    assert own["rollback"]["outcome"] == "failed"
+    failed, again = own["launches"][-2:]
+    assert failed["back"]["asked"] and failed["back"]["left"] == before
+    seen = two.deploy("status", "kpro5").ok().out
+    assert f"launch {before} again, automatically after launch {failed['id']} had failed" in seen
+    assert f"rollback   failed: to launch {two.new['id']}, from launch {before}" in seen
+    told = json.loads(two.deploy("--json", "history", "kpro5").ok().out)["kpro5/tiny"]
+    assert told["launches"][-1]["id"] == again["id"] and told["launches"][-1]["back"]["automatic"]

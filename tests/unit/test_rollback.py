@@ -38,21 +38,19 @@ from deployer.kept import Kept
 from deployer.model import Change, Facts, Plan, PlanState, ProbeOutput, Shell, Where
 from deployer.recipe import as_made, recipe_of
 from deployer.restart import RestartStop
-from deployer.rollback import (
+from deployer.rollback import RollBack, made_of, then
+from deployer.rollback_choice import choices, choose
+from deployer.rollback_sight import There, builds_probe, described, parse_builds
+from deployer.rollback_steps import (
     AsRecorded,
     DriverAsItIs,
     LaunchAgain,
-    RollBack,
     StopOther,
-    choices,
-    choose,
-    made_of,
     rollback_steps,
-    then,
 )
-from deployer.rollback_sight import There, builds_probe, described, parse_builds
 from deployer.sglang.argv import command, server_argv
 from deployer.state import (
+    Back,
     DeploymentState,
     HostState,
     Launch,
@@ -63,6 +61,7 @@ from deployer.state import (
 from deployer.state_file import StateFile
 from deployer.steps import launch_wait
 from deployer.steps.base import Step
+from deployer.steps.driver_facts import HostDriver
 from deployer.steps.launch import LaunchStep
 from deployer.steps.rolled_back import rolled_back, wish_key
 from deployer.steps.server_wanted import LaunchNote, Rung, fingerprint
@@ -401,13 +400,79 @@ def test_by_its_recorded_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert own.launches[-1].fingerprint == "good" and own.launches[-1].recipe == ""
 
 
-def test_no_driver_is_changed() -> None:
+def test_no_driver_is_changed_and_one_that_is_too_old_refused_first() -> None:
     steps: list[Step] = rollback_steps(launch("a", "1"))
     assert [step.name for step in steps] == [
         *("driver", "gpus", "container", "venv", "shards", "stop", "launch", "verify"),
     ]
-    assert isinstance(steps[0], DriverAsItIs)
-    assert steps[0].plan(NOW, facts(), state()).state is PlanState.NOTHING
+    driver = steps[0]
+    assert isinstance(driver, DriverAsItIs)
+    assert driver.plan(NOW, facts(), state()).state is PlanState.NOTHING
+    for version, expected in (
+        ("575.51.03", PlanState.BLOCKED),
+        ("580.126.09", PlanState.NOTHING),
+        ("", PlanState.NOTHING),
+    ):
+        plan = driver.plan(CUDA13, facts(fact(), HostDriver(loaded=version)), state())
+        assert plan.state is expected, version
+    refused = driver.plan(CUDA13, facts(fact(), HostDriver(on_disk="575.51.03")), state())
+    assert refused.stands and "driver 575.51.03 is too old for the engine" in refused.reason
+    assert "name another launch" in refused.fix and "580" in refused.fix
+    # What it was made from serves already: then the driver will do.
+    there = facts(
+        fact(job=server_job(NOW, mark="1"), owners=(owner(),), listening=True),
+        HostDriver(loaded="575.51.03"),
+    )
+    assert driver.plan(CUDA13, there, state()).state is PlanState.NOTHING
+
+
+CUDA13 = dataclasses.replace(NOW, lock_text="torch==2.11.0+cu130\n")
+
+
+def test_a_launch_that_is_gone_back_to_tells_from_where_and_by_whom(tmp_path: Path) -> None:
+    one = aim(tmp_path)
+    own = history(launch("a", "1"), launch("20261130-065012-ab12", "bad", "good"))
+    own.manifest = MANIFEST
+    record = begun(one, own, "bad")
+    assert "@" in record.by
+    for asked in (True, False):
+        left = "20261130-065012-ab12" if asked else own.launches[-1].id
+        jobs = FakeJobs([Script([])])
+        made, _ = context(OLD, own, jobs)
+        step = LaunchAgain(one.launch, asked=asked)
+        step.start_rung(made, Rung("no-mtp"), LaunchNote("no-mtp"), "")
+        back = own.launches[-1].back
+        assert back == Back(to="a", left=left, asked=asked, by=record.by)
+        assert LaunchNote.parse(jobs.started[0]["files"]["launch"].decode()).back == back
+
+
+def test_launches_that_a_rollback_goes_on_with_are_not_forgotten() -> None:
+    own = history(*(launch(f"l{number:03}", str(number)) for number in range(60)), good="l003")
+    own.rollback = record(to="l001", left="l002")
+    made, _ = context(OLD, own, FakeJobs([Script([])]))
+    LaunchStep().start_rung(made, Rung("no-mtp"), LaunchNote("no-mtp"), "")
+    assert [one.id for one in own.launches[:4]] == ["l001", "l002", "l003", "l011"]
+    assert len(own.launches) == 53
+
+
+def test_fewer_gpus_than_then_are_refused() -> None:
+    recipe = recipe_of(OLD, MANIFEST)
+    more = recipe.model_copy(update={"gpus": [*recipe.gpus, "0000:e1:00.0"]})
+    with pytest.raises(StepBlocked, match=r"ran on 3 GPUs .*0000:e1:00.0.*, and .* has 2 now"):
+        then(NOW, more, "", launch("a", "1"))
+
+
+def test_what_was_never_ended_serves_on_though_its_steps_fail(tmp_path: Path) -> None:
+    one = aim(tmp_path)
+    key = one.kept.add(recipe_of(NOW, NEWER), NOW.lock_text)
+    former = launch("20261130-065012-ab12", "bad", "good", recipe=key)
+    own = history(launch("a", "1"), former)
+    own.manifest = NEWER
+    begun(one, own, "bad")
+    runner = Runner(serves("bad"), StepBlocked("0000:21:00.0 has fallen off the bus", fix="reboot"))
+    error = one.failed(NOW, own, StepFailed("gpus", fix="x"), runner)
+    assert "fallen off the bus; it was not ended, and serves on" in error.what
+    assert own.rollback is not None and own.rollback.outcome == ""
 
 
 # What is there.
@@ -521,7 +586,7 @@ class Run:
         self.monkeypatch.setattr(up, "HostSession", Session)
         self.monkeypatch.setattr(up, "proven", lambda *words: {"model": "m", "endpoint": "e"})
         self.monkeypatch.setattr(
-            rollback, "rollback_steps", lambda one, gates=True: [Served(world)]
+            rollback, "rollback_steps", lambda one, asked=True: [Served(world)]
         )
 
     @property

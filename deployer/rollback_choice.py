@@ -1,0 +1,78 @@
+"""Which launch can be gone back to, and which one is meant. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deployer.errors import UsageError
+from deployer.names import listed
+from deployer.state import DeploymentState, Launch
+from deployer.steps.rolled_back import time_text
+
+
+def passed(launch: Launch, known_good: str) -> bool:
+    """Has it passed its gates, whatever became of it later?"""
+    if launch.id == known_good or launch.verdict == "good":
+        return True
+    return launch.verdict == "stopped" and launch.verified > 0
+
+
+def present(own: DeploymentState) -> Launch | None:
+    """The newest launch: what serves, or what served last."""
+    return own.launches[-1] if own.launches else None
+
+
+def choices(own: DeploymentState) -> list[Launch]:
+    """What can be gone back to: of each wish that has passed, its newest launch; newest first."""
+    now = present(own)
+    seen = {now.fingerprint} if now is not None and passed(now, own.known_good) else set()
+    found = []
+    for launch in reversed(own.launches):
+        if launch.fingerprint not in seen and passed(launch, own.known_good):
+            seen.add(launch.fingerprint)
+            found.append(launch)
+    return found
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """`launch` None: nothing to go back to, because `why`."""
+
+    launch: Launch | None
+    why: str
+
+
+def choose(own: DeploymentState, word: str, here: str) -> Chosen:
+    """The launch that `word` names (its id, or the beginning of it), else the default.
+
+    `here`: HOST/NAME, for messages. Raises UsageError for a word that names none.
+    """
+    if word:
+        found = [one for one in own.launches if one.id.startswith(word)]
+        exact = [one for one in found if one.id == word]
+        if len(exact or found) != 1:
+            known = listed([one.id for one in choices(own)])
+            raise UsageError(
+                f"{len(found) or 'no'} launches of {here} begin with {word}",
+                where="rollback",
+                fix=f"name one of: {known} (`deploy history {here}` lists all)",
+            )
+        return Chosen((exact or found)[0], "asked for")
+    record, now = own.rollback, present(own)
+    if record is not None and not record.outcome:
+        going = next((one for one in own.launches if one.id == record.to), None)
+        if going is not None:
+            return Chosen(going, "a rollback to it was interrupted, and goes on")
+    done = record is not None and record.outcome == "done"
+    if record is not None and done and now is not None and now.fingerprint == record.mark:
+        return Chosen(
+            None,
+            f"rolled back to launch {record.to} already, at {time_text(record.when)}; name a "
+            "launch to go elsewhere",
+        )
+    found = choices(own)
+    if not found:
+        return Chosen(None, "no other launch has passed its gates here")
+    if found[0].id == own.known_good:
+        return Chosen(found[0], "the last known-good launch")
+    return Chosen(found[0], "the last launch with another wish that passed its gates")

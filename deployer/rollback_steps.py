@@ -1,0 +1,143 @@
+"""The steps of `up`, as a rollback takes them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from deployer.deployment import Deployment
+from deployer.errors import StepFailed
+from deployer.model import Change, Facts, Plan, Procedure
+from deployer.remote.jobs import JobIdentity
+from deployer.remote.lock_record import owner_here
+from deployer.state import Back, DeploymentState, Launch
+from deployer.steps.base import Step, StepContext
+from deployer.steps.container import ContainerStep
+from deployer.steps.driver import DriverStep
+from deployer.steps.driver_cuda import cuda_need
+from deployer.steps.driver_facts import HostDriver
+from deployer.steps.gpus import GpusStep
+from deployer.steps.launch import LaunchStep, api_key
+from deployer.steps.launch_restore import by_itself, note_of
+from deployer.steps.server_facts import ServerFact, ServerJob
+from deployer.steps.server_wanted import LaunchNote, Rung
+from deployer.steps.shards import ShardsStep
+from deployer.steps.stop import StopStep
+from deployer.steps.venv import VenvStep
+from deployer.steps.verify import VerifyStep
+
+
+class DriverAsItIs(DriverStep):
+    """A rollback changes no driver; it refuses one that is too old for `launch`."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """Nothing, or the refusal before anything is touched."""
+        host, need = facts.get(HostDriver), cuda_need(want)
+        if host is not None and need is not None and not runs(facts, self.launch):
+            version = host.loaded or host.on_disk
+            if why := need.refuses(version):
+                return Plan.blocked(
+                    f"{why}; a rollback changes no driver",
+                    f"name another launch (`deploy rollback {want.id}` lists them), or bring "
+                    f"driver {need.driver} or newer to {want.host_name} first",
+                    stands=True,
+                )
+        return Plan.nothing("left as it is; `deploy up` sees to it")
+
+
+class LaunchAgain(LaunchStep):
+    """Launches what `launch` was; the note and the recipe are those of that time.
+
+    `asked`: by `deploy rollback`, not after its failure.
+    """
+
+    def __init__(self, launch: Launch, *, asked: bool = True) -> None:
+        super().__init__()
+        self.launch = launch
+        self.asked = asked
+
+    def see(self, facts: Facts) -> None:
+        """The recipe is kept already."""
+        super().see(facts)
+        self.seen = dataclasses.replace(self.seen, recipe=self.launch.recipe)
+
+    def start_rung(
+        self, context: StepContext, rung: Rung, note: LaunchNote, key: str
+    ) -> tuple[JobIdentity, Launch]:
+        """What had failed before it then is told of it again."""
+        record = context.state.rollback
+        back = by_itself(context.state, self.launch)
+        if self.asked and record is not None:
+            back = Back(to=record.to, left=record.left, asked=True, by=record.by or owner_here())
+        return super().start_rung(context, rung, note_of(self.launch, back), key)
+
+    def former(self, state: DeploymentState, failed: Collection[str]) -> Launch | None:
+        """Nothing by this step: the rollback brings back what served before."""
+        return None
+
+
+def rollback_steps(launch: Launch, *, asked: bool = True) -> list[Step]:
+    """The steps of `up` that bring `launch` back; no gates after a failure (not `asked`)."""
+    steps: list[Step] = [
+        DriverAsItIs(launch),
+        GpusStep(),
+        ContainerStep(),
+        VenvStep(),
+        ShardsStep(),
+        StopStep(retry=True),
+        LaunchAgain(launch, asked=asked),
+    ]
+    return [*steps, VerifyStep()] if asked else steps
+
+
+class StopOther(StopStep):
+    """Ends whatever launch of ours runs but `launch`."""
+
+    def __init__(self, launch: Launch) -> None:
+        super().__init__(retry=True)
+        self.launch = launch
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """As of `down`."""
+        if runs(facts, self.launch):
+            return Plan.nothing(f"launch {self.launch.id} runs")
+        return self.down_plan(want, facts)
+
+
+class AsRecorded(LaunchAgain):
+    """Starts a launch by its recorded command: what it was made from is not known."""
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """Nothing when it runs."""
+        if runs(facts, self.launch):
+            return Plan.nothing(f"what launch {self.launch.id} was runs")
+        words = "its recorded command, environment and build"
+        change = Change(
+            f"start what launch {self.launch.id} was", "it served", Procedure(want.guest, words)
+        )
+        return Plan.change("it served before", change)
+
+    def former(self, state: DeploymentState, failed: Collection[str]) -> Launch | None:
+        """The launch."""
+        return self.launch
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Starts and follows it. Raises StepFailed."""
+        words = self.restore(context, api_key(context), ())
+        if context.state.launches[-1].verdict != "ready":
+            raise StepFailed(words, where=f"{context.want.id} rollback", fix="read `deploy logs`")
+
+
+def job_of(facts: Facts) -> ServerJob | None:
+    """Our server job, when it is alive."""
+    server = facts.get(ServerFact)
+    return server.job if server is not None and server.job and server.job.alive else None
+
+
+def runs(facts: Facts, launch: Launch) -> bool:
+    """Does what `launch` was run?"""
+    job = job_of(facts)
+    return job is not None and job.fingerprint == launch.fingerprint
