@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from deployer.errors import UsageError
+from deployer.sglang.answer_forms import documents, is_said
 
 FIELDS = ("prompt", "content", "reasoning_content", "finish_reason")
 FIX = "give an object with prompt, content, reasoning_content, finish_reason, or a chat completion"
@@ -25,55 +26,50 @@ class Answer:
 
 
 def read_answers(data: bytes, where: str) -> list[Answer]:
-    """The answers in a JSON document: our own form, a (chat) completion, or one of /generate.
+    """The answers in a document: our own form, a (chat) completion, or one of /generate.
 
     Raises UsageError where it is no JSON, or JSON of something else.
     """
     try:
-        text = data.decode("utf-8-sig")
-        document = streamed(text) if text.lstrip().startswith("data:") else json.loads(text)
+        found = documents(data)
+    except TypeError as error:
+        raise UsageError(str(error), where=where, fix=FIX) from error
     except (ValueError, RecursionError) as error:
         raise UsageError(f"this is no JSON: {error}", where=where, fix=FIX) from error
-    if isinstance(document, list) and any(_is_said(one) for one in document):
-        document = {"messages": document}
-    if not isinstance(document, dict):
-        raise UsageError("this JSON is no object", where=where, fix=FIX)
+    return [answer for one in found for answer in _of_document(one, where)]
+
+
+def _of_document(document: Mapping[str, Any], where: str) -> list[Answer]:
     prompt = _prompt(document, where)
     if isinstance(document.get("response"), dict):
         # An exchange that somebody logged: the request beside its response.
         asked = document.get("request")
         prompt = prompt or (_prompt(asked, where) if isinstance(asked, dict) else "")
         document = document["response"]
+    if isinstance(document.get("output"), list) and "choices" not in document:
+        document = _of_output(document)
     return _answers(document, prompt, where)
 
 
-def streamed(text: str) -> dict[str, Any]:
-    """The completion that the events of a stream ("data: {...}" lines) make together.
-
-    Raises ValueError for an event that is no JSON object.
-    """
-    choices: dict[int, dict[str, Any]] = {}
-    whole: dict[str, Any] = {}
-    for line in text.splitlines():
-        event = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or not event or event == "[DONE]":
-            continue
-        part = json.loads(event)
-        if not isinstance(part, dict):
-            raise ValueError("an event of the stream is no object")
-        whole.update({name: value for name, value in part.items() if name != "choices"})
-        for piece in part.get("choices") or ():
-            choice = choices.setdefault(piece.get("index", 0), {"message": {}})
-            choice["finish_reason"] = piece.get("finish_reason") or choice.get("finish_reason")
-            for name, value in {"content": piece.get("text"), **(piece.get("delta") or {})}.items():
-                said = choice["message"].get(name)
-                if isinstance(value, str | list) and name != "role":
-                    choice["message"][name] = value if said is None else said + value
-    return {**whole, "choices": [choices[index] for index in sorted(choices)]}
-
-
-def _is_said(one: Any) -> bool:
-    return isinstance(one, dict) and one.get("role") == "assistant"
+def _of_output(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The message of /v1/responses: its items of text, of thoughts and of calls."""
+    items = [item for item in document["output"] if isinstance(item, dict)]
+    parts = [
+        (item.get("type"), part)
+        for item in items
+        for part in (item.get("content") or item.get("summary") or [])
+        if isinstance(part, dict)
+    ]
+    texts = {
+        name: "".join(str(part.get("text") or part.get("refusal") or "") for _, part in chosen)
+        for name, chosen in (
+            ("content", [one for one in parts if one[0] == "message"]),
+            ("reasoning_content", [one for one in parts if one[0] == "reasoning"]),
+        )
+    }
+    calls = [item for item in items if str(item.get("type", "")).endswith("_call")]
+    cut = document.get("status") == "incomplete"
+    return {**texts, "tool_calls": calls, "finish_reason": "length" if cut else "stop"}
 
 
 def _answers(document: Mapping[str, Any], prompt: str, where: str) -> list[Answer]:
@@ -92,7 +88,7 @@ def _answers(document: Mapping[str, Any], prompt: str, where: str) -> list[Answe
     if "text" in document and "content" not in document:
         return [_generated(document, prompt, where)]
     said = document.get("messages")
-    if isinstance(said, list) and said and _is_said(said[-1]) and "content" not in document:
+    if isinstance(said, list) and said and is_said(said[-1]) and "content" not in document:
         return [_message(said[-1], document.get("finish_reason"), prompt, None, where)]
     if not any(name in document for name in (*FIELDS, "reasoning", "tool_calls")):
         raise UsageError("this JSON holds no answer", where=where, fix=FIX)
