@@ -86,7 +86,7 @@ def test_each_answer_of_a_list_is_judged() -> None:
         ),
         (
             output({"type": "function_call", "name": "f"}),
-            Answer("", '[{"type": "function_call", "name": "f"}]', "", "stop"),
+            Answer("", '[{"type": "function_call", "name": "f"}]', None, "stop"),
         ),
     ],
 )
