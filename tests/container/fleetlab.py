@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +43,7 @@ class Target:
     name: str
     port: int
     own: Path
+    argv: list[str]
     process: subprocess.Popen[bytes]
 
     @property
@@ -65,8 +67,19 @@ class Fleet:
         shutil.copytree(ROOT / "docker" / "playbooks", folder / "playbooks")
         self.inventory.mkdir()
 
-    def start(self, names: list[str], *, full: frozenset[str] = frozenset()) -> None:
-        """Starts targets; those of `full` have no room left below /var/lib/deployer."""
+    def start(
+        self,
+        names: list[str],
+        *,
+        full: frozenset[str] = frozenset(),
+        lines: Sequence[str] = (),
+        over: Mapping[str, str] | None = None,
+    ) -> None:
+        """Starts targets; those of `full` have no room left below /var/lib/deployer.
+
+        `lines`: those of sshd_config that go before ours. `over`: what these files of the machine
+        hold for the sshd and its sessions.
+        """
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         Path(OWN).mkdir(mode=0o700, parents=True, exist_ok=True)
         authorized = self.folder / "authorized_keys"
@@ -74,7 +87,8 @@ class Fleet:
         for name in names:
             port, own = free_port(), self.folder / "own" / name
             own.mkdir(parents=True)
-            lines = (
+            text = (
+                *lines,
                 f"Port {port}",
                 "ListenAddress 127.0.0.1",
                 f"HostKey {self.host_key}",
@@ -89,21 +103,39 @@ class Fleet:
                 f"SetEnv HOME={self.folder}",
             )
             config = self.folder / f"{name}.conf"
-            config.write_text("\n".join(lines) + "\n")
+            config.write_text("\n".join(text) + "\n")
             argv = [str(SSHD), "-D", "-e", "-f", str(config)]
             script = FULL if name in full else MOUNT
-            with (self.folder / f"{name}.log").open("wb") as log:
-                process = subprocess.Popen(
-                    ["unshare", "-m", "sh", "-c", script, "sh", str(own), OWN, *argv],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            self.targets[name] = Target(name, port, own, process)
+            for number, (path, held) in enumerate((over or {}).items()):
+                laid = self.folder / f"{name}.over{number}"
+                laid.write_text(held)
+                words = f"{shlex.quote(str(laid))} {shlex.quote(path)}"
+                script = script.replace(" && shift", f" && mount --bind {words} && shift", 1)
+            argv = ["unshare", "-m", "sh", "-c", script, "sh", str(own), OWN, *argv]
+            self.targets[name] = Target(name, port, own, argv, self._run(name, argv))
             self._ports[name] = port
         for target in self.targets.values():
             wait_for_port(target.port, target.process)
+
+    def _run(self, name: str, argv: list[str]) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def cut(self, name: str) -> None:
+        """The target is gone, with its sessions, as by a power cut."""
+        process = self.targets[name].process
+        for pid in [*children(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        process.wait()
+
+    def boot(self, name: str) -> None:
+        """It is there again, with its files."""
+        target = self.targets[name]
+        target.process = self._run(name, target.argv)
+        wait_for_port(target.port, target.process)
 
     def place(self, name: str, port: int, **ssh: object) -> None:
         """From now on this name of the inventory is another port, or reached otherwise."""
@@ -136,11 +168,8 @@ class Fleet:
 
     def stop(self) -> None:
         """Ends every target and its sessions."""
-        for target in self.targets.values():
-            for pid in [*children(target.process.pid), target.process.pid]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, 9)
-            target.process.wait()
+        for name in self.targets:
+            self.cut(name)
 
 
 @contextlib.contextmanager
