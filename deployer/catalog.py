@@ -12,7 +12,7 @@ from deployer.deployment import Deployment, Node, Peer, worker_url
 from deployer.document import Document, load, read_text
 from deployer.errors import DocumentError, UsageError
 from deployer.inventory import DeploymentEntry, Host, InventoryFile, Ssh
-from deployer.names import did_you_mean, like, listed, shown
+from deployer.names import did_you_mean, like, listed, same_url, shown
 from deployer.playbook import Playbook
 from deployer.validation import validate
 
@@ -310,7 +310,7 @@ class Catalog:
             if entry.replica is not None
             and (other, label) != (host_name, name)
             and entry.playbook == mine.playbook
-            and entry.replica.router.url == mine.replica.router.url
+            and same_url(entry.replica.router.url, mine.replica.router.url)
         )
 
     def _ports(self, host_name: str) -> Iterable[tuple[str, int | None, int]]:

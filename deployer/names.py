@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import urllib.parse
 from collections.abc import Iterable
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -78,7 +79,11 @@ PLAIN_WORDS: dict[str, str] = {
 }
 """What each pattern means to a reader; every pattern of the models stands here (tested)."""
 
-_TOPICS = {"inventory": "inventory", "playbook": "playbooks"}
+_TOPICS = {
+    "inventory": ("inventory", ".yaml"),
+    "playbook": ("playbooks", ".yaml"),
+    "lock": ("playbooks/locks", ".txt"),
+}
 
 
 def did_you_mean(word: str, options: Iterable[object]) -> str:
@@ -118,22 +123,27 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def help_text(topic: Literal["inventory", "playbook"]) -> str:
+def help_text(topic: Literal["inventory", "playbook", "lock"]) -> str:
     """The commented sample files of `topic`, each under a line with its name.
 
-    Raises KeyError for another topic, FileNotFoundError when the installation lacks its samples.
+    All but the first are comments, so that the whole is one valid file. Raises KeyError for another
+    topic, FileNotFoundError when the installation lacks its samples.
     """
-    folder = _TOPICS[topic]
-    files = _samples(folder)
+    folder, ending = _TOPICS[topic]
+    files = _samples(folder, ending)
     if not files:
         raise FileNotFoundError(f"this installation has no sample files for {topic}")
-    return "\n".join(
-        f"# ---- {folder}/{file.name} ----\n{file.read_text(encoding='utf-8')}" for file in files
-    )
+    parts = []
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        if parts:
+            text = "".join(f"# {line}".rstrip() + "\n" for line in text.splitlines())
+        parts.append(f"# ---- {folder}/{file.name} ----\n{text}")
+    return "\n".join(parts)
 
 
-def _samples(folder: str) -> list[Traversable]:
-    """The sample YAML files: inside the package of a wheel, beside it in a checkout."""
+def _samples(folder: str, ending: str) -> list[Traversable]:
+    """The sample files: inside the package of a wheel, beside it in a checkout."""
     roots: tuple[Traversable, ...] = (
         resources.files("deployer") / "samples",
         Path(__file__).resolve().parent.parent,
@@ -141,6 +151,23 @@ def _samples(folder: str) -> list[Traversable]:
     for root in roots:
         place = root / folder
         if place.is_dir():
-            files = [file for file in place.iterdir() if file.name.endswith(".yaml")]
+            files = [file for file in place.iterdir() if file.name.endswith(ending)]
             return sorted(files, key=lambda file: file.name)
     return []
+
+
+def same_url(one: str, other: str) -> bool:
+    """Do both name the same server? http:// and the scheme's port may be left out."""
+    return plain_url(one) == plain_url(other)
+
+
+def plain_url(url: str) -> tuple[str, str, int, str]:
+    """Scheme, host, port and path, alike for all ways to write the same URL."""
+    text = url if "://" in url else f"http://{url}"
+    try:
+        parts = urllib.parse.urlsplit(text)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        # No URL at all: who asks for it is told so; here it is equal to itself only.
+        return "", text, 0, ""
+    return parts.scheme, (parts.hostname or "").lower(), port, parts.path.rstrip("/")

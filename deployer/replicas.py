@@ -15,14 +15,18 @@ from deployer.errors import DeployError, StepBlocked, StepFailed
 from deployer.events import Bus, Note, Progress
 from deployer.inventory import Replica
 from deployer.model import Facts
+from deployer.names import same_url
 from deployer.remote.transport import Transport
-from deployer.router import Door, HereDoor, Router, ThereDoor, same_url
+from deployer.router import EVERY_S, Door, HereDoor, Router, ThereDoor
 from deployer.steps.server_facts import ServerFact
 
 INTERRUPTS = ("driver", "gpus", "container", "stop", "launch")
 """Steps that end a server, or may."""
 
 OUT_S = 30.0
+IN_S = 30.0
+"""How long a replica that is listed may take to be healthy before another one is taken out; a dead
+one stays listed too."""
 STEP = "router"
 
 
@@ -45,7 +49,7 @@ class Membership:
         self.bus = bus
         self.leaves_for_good = leaves_for_good
         self.out = False
-        """Taken out by this run."""
+        """Gets no requests: taken out by this run, or found so."""
         key = environ.get(rules.router.api_key_env, "") if rules.router.api_key_env else ""
         url = rules.router.url
         if door is None:
@@ -70,9 +74,11 @@ class Membership:
         url = self.want.worker_url
         there = self.router.find(url)
         if there is None:
+            # Perhaps taken out by a run that was killed: a failure of this one must put it back.
+            self.out = True
             return
         if there.ready and not self.leaves_for_good:
-            self._refuse_without_others()
+            self._await_others()
         self.router.remove(url)
         self.out = True
         if there.ready and not self.leaves_for_good:
@@ -106,26 +112,46 @@ class Membership:
         self.out = False
         self._note(f"in {self.rules.router.url} again, and healthy there")
 
-    def settle(self, look: Callable[[], Facts]) -> None:
-        """After a failure: in again when a known-good server serves; what came of it is said."""
+    def settle(self, look: Callable[[], Facts], known_good: str) -> None:
+        """After a failure: in again when a known-good server serves; what came of it is said.
+
+        `known_good`: the id of the launch that passed last.
+        """
         if not self.out:
             return
         try:
-            if known_good_serves(look().get(ServerFact)):
+            if known_good_serves(look().get(ServerFact), known_good):
                 self.join()
             else:
                 self._note("stays out of the router: no server that has passed serves here", True)
         except DeployError as error:
             self._note(f"it is not known whether the router sends requests here: {error}", True)
 
-    def _refuse_without_others(self) -> None:
-        ready = [one for one in self.router.workers() if one.ready]
-        missing = [
-            peer.id
+    def _missing(self) -> dict[str, bool]:
+        """The others that get no requests, and whether the router is still taking them in."""
+        workers = self.router.workers()
+        ready = [one for one in workers if one.ready]
+        coming = [one for one in workers if not one.ready and not one.draining]
+        return {
+            peer.id: any(same_url(one.url, peer.url) for one in coming)
             for peer in self.want.peers
             if not any(same_url(one.url, peer.url) for one in ready)
-        ]
-        if missing:
+        }
+
+    def _await_others(self) -> None:
+        """Another replica may have passed a moment ago: its first health checks are waited for."""
+        now, began = self.router.now, self.router.now()
+        limit = min(self.rules.router.ready_s, IN_S)
+        while (missing := self._missing()) and all(missing.values()):
+            spent = now() - began
+            if spent >= limit:
+                break
+            self._tick(f"the router takes {', '.join(missing)} in", spent, limit)
+            self.router.sleep(EVERY_S)
+        self._refuse_without_others()
+
+    def _refuse_without_others(self) -> None:
+        if missing := self._missing():
             count = len(self.want.peers) + 1
             raise StepBlocked(
                 f"{', '.join(missing)} gets no requests from the router: without this one, fewer "
@@ -143,10 +169,13 @@ class Membership:
         self.bus.emit(Note(self.want.host_name, self.want.id, STEP, level, text))
 
 
-def known_good_serves(server: ServerFact | None) -> bool:
-    """Does our launch serve, and is the verdict on this very launch good?"""
+def known_good_serves(server: ServerFact | None, known_good: str) -> bool:
+    """Does our launch serve that passed its gates, or one that repeats launch `known_good`?"""
     if server is None or not server.serving or server.job is None:
         return False
+    back = server.job.launch.back
+    if back is not None and known_good and back.to == known_good:
+        return True
     try:
         record = json.loads(server.job.verdict)
         return bool(record["launch"] == server.job.identity.id and record["verdict"] == "good")

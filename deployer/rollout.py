@@ -23,12 +23,15 @@ from deployer.cancel import Cancel
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, Interrupted, NotStarted
 from deployer.fleet import Slots
-from deployer.names import listed
+from deployer.names import listed, plain_url
 
 ELECTION_S = 5.0
 """How long the first to be ready waits for those before it: one of them may hang."""
 
 SAY_EVERY_S = 1.0
+
+_Key = tuple[str, object]
+"""Playbook, and its variant or the router that it is behind."""
 
 
 @dataclass
@@ -86,12 +89,13 @@ class Rollout:
         self._max_failures = max_failures
         self._failed: dict[str, None] = {}
         """Host names, in the order of their failures."""
-        self._lines: dict[tuple[str, str], _Line] = {}
+        self._lines: dict[_Key, _Line] = {}
         self._line_of: dict[str, _Line] = {}
-        hosts: dict[tuple[str, str], set[str]] = {}
+        hosts: dict[_Key, set[str]] = {}
         for want in deployments:
             replica = want.entry.replica
-            key = (want.playbook_name, replica.router.url if replica else want.variant_name)
+            behind = plain_url(replica.router.url) if replica else want.variant_name
+            key = (want.playbook_name, behind)
             line = self._lines.setdefault(key, _Line())
             line.ids.append(want.id)
             self._line_of[want.id] = line

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from deployer.errors import StepFailed, Unreachable
+from deployer.names import same_url
 from deployer.remote.transport import Transport
 
 EVERY_S = 0.25
@@ -152,17 +153,6 @@ class Worker:
     def draining(self) -> bool:
         """It gets none any more, and some still run on it."""
         return self.status == "draining"
-
-
-def same_url(one: str, other: str) -> bool:
-    """Do both name the same worker?"""
-    return _plain(one) == _plain(other)
-
-
-def _plain(url: str) -> tuple[str, str, int, str]:
-    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return parts.scheme, (parts.hostname or "").lower(), port, parts.path.rstrip("/")
 
 
 def parse_worker(row: Any) -> Worker | None:

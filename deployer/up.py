@@ -324,7 +324,9 @@ def _one(
             return
         if options.rollout is not None:
             server = facts.get(ServerFact)
-            idle = not (server is not None and server.serving)
+            idle = server is None or not server.serving
+            # A killed run may have left it proven and without requests: it goes first.
+            idle = idle or (member is not None and not member.serves())
             _wait_for_turn(want, session, options.rollout, bus, idle=idle)
         session.want_lock(run_id)
         facts = engine.look("under the host lock")
@@ -340,7 +342,9 @@ def _one(
             told = aim.failed(want, own, error, engine_of)
             state_file.save(state)
         if member is not None and not options.cancel.asked:
-            member.settle(lambda: engine.look("what serves after the failure"))
+            member.settle(
+                lambda: engine.look("what serves after the failure"), own.known_good or ""
+            )
         if told is error:
             raise
         raise told from error

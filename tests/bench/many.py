@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,9 +37,9 @@ sys.path.insert(0, str(ROOT))
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(ROOT / "tests" / "container"))
 
+from clones import Clones, environ, pairs  # noqa: E402
 from converge import PEERS, peers  # noqa: E402
 from fleetlab import fleet  # noqa: E402
-from manyhosts import Lab, World, environ  # noqa: E402
 from measure import Cost, cost  # noqa: E402
 from results import keep  # noqa: E402
 
@@ -50,6 +51,8 @@ from deployer.steps.order import all_steps  # noqa: E402
 BASELINE = "xargs -P ssh sh -s"
 TOPIC = "Many hosts"
 BEGAN = time.monotonic()
+DEPLOYING = 8
+"""Hosts at once while the targets are made: more run over deadlines on two cores."""
 
 
 def say(text: str) -> None:
@@ -57,16 +60,43 @@ def say(text: str) -> None:
     print(f"{time.monotonic() - BEGAN:6.0f} s  {text}", flush=True)
 
 
+@dataclass
+class World:
+    """What the contenders are given. `pairs`: which part of the probes goes to which port."""
+
+    folder: Path
+    inventory: Path
+    user_key: Path
+    pairs: list[tuple[Where, str, int]]
+
+    def deploy(self, *words: str) -> list[str]:
+        """The command line of one of ours."""
+        return [sys.executable, "-c", "from deployer.cli.main import main; main()",
+                "-i", str(self.inventory), *words]  # fmt: skip
+
+
 @contextmanager
-def sshds(world: World, count: int) -> Iterator[None]:
+def sshds(folder: Path, count: int) -> Iterator[World]:
     """So many sshd processes on loopback, nothing deployed."""
-    with fleet(world.folder / "fleet") as made:
+    with fleet(folder / "fleet") as made:
         made.start([f"h{number:02}" for number in range(1, count + 1)])
         made.write()
-        world.inventory, world.user_key = made.inventory, made.user_key
-        (world.folder / "known_hosts").write_text((made.folder / "known_hosts").read_text())
-        world.pairs = [(Where.HOST, "127.0.0.1", one.port) for one in made.targets.values()]
-        yield
+        (folder / "known_hosts").write_text((made.folder / "known_hosts").read_text())
+        places = [(Where.HOST, "127.0.0.1", one.port) for one in made.targets.values()]
+        yield World(folder, made.inventory, made.user_key, places)
+
+
+@contextmanager
+def containers(folder: Path, count: int, kept: bool) -> Iterator[World]:
+    """So many deployed hosts, each serving: `up` has nothing more to do."""
+    names = [f"h{number:02}" for number in range(1, count + 1)]
+    clones = Clones(folder, names, "deployer-many", kept=kept, say=say)
+    with clones.started():
+        say(f"{count} hosts start their servers, {DEPLOYING} at once")
+        many = ("--all", "--yes", "--no-canary", "--parallel", str(DEPLOYING))
+        clones.until_done("up", *many)
+        places = [(Where(part), "127.0.0.1", port) for part, port in pairs(clones.at)]
+        yield World(folder, clones.inventory, clones.user_key, places)
 
 
 def texts(world: World) -> dict[Where, str]:
@@ -246,13 +276,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="many-") as name:
         folder = Path(name)
         if chosen.bare:
-            up, world = ["plan", "--all"], World(folder)
-            places = sshds(world, chosen.hosts)
+            up, places = ["plan", "--all"], sshds(folder, chosen.hosts)
         else:
-            up, world = ["up", "--all", "--yes"], Lab(folder, chosen.hosts, chosen.keep, say)
-            places = world.serving()
+            up = ["up", "--all", "--yes"]
+            places = containers(folder, chosen.hosts, chosen.keep)
             checks[f"deploy {' '.join(up)}"] = nothing_done(chosen.hosts)
-        with places:
+        with places as world:
             say("measuring")
             ends = BEGAN + chosen.minutes * 60
             runs = contenders(world, up, chosen.at_once)

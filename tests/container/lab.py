@@ -54,9 +54,10 @@ def run(
 class Machine:
     """A host of the lab, or its guest 129. Commands go through `docker exec`, not through SSH."""
 
-    def __init__(self, host: str, vmid: int | None = None) -> None:
+    def __init__(self, host: str, vmid: int | None = None, prefix: str = PREFIX) -> None:
         self.host = host
         self.vmid = vmid
+        self.prefix = prefix
 
     def sh(
         self, script: str, *args: str, stdin: bytes | None = None, timeout_s: float = 60
@@ -67,7 +68,7 @@ class Machine:
             "docker",
             "exec",
             "-i",
-            PREFIX + self.host,
+            self.prefix + self.host,
             *inside,
             "sh",
             "-c",

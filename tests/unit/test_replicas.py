@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,11 +21,13 @@ from deployer import replicas, up
 from deployer.catalog import Catalog
 from deployer.deployment import Deployment, Peer
 from deployer.errors import StepBlocked, StepFailed, Unreachable
-from deployer.events import Bus, Event, Note
+from deployer.events import Bus, Event, Note, Progress
 from deployer.inventory import Replica
 from deployer.model import Facts
 from deployer.remote.transport import Transport
 from deployer.replicas import Membership, known_good_serves
+from deployer.state import Back
+from deployer.steps.server_wanted import LaunchNote
 
 MINE = "http://192.0.2.5:30000"
 OTHERS = ("http://192.0.2.6:30000", "http://192.0.2.7:30000")
@@ -118,7 +121,7 @@ def test_one_that_is_not_in_the_router_may_always_be_changed(door: Fake) -> None
     del door.rows[OTHERS[0]]
     mine, _ = member(door)
     mine.before("stop")
-    assert not mine.out
+    assert mine.out, "a failure must put it in again"
     assert not any(asked.startswith("DELETE") for asked in door.asked)
 
 
@@ -148,7 +151,7 @@ def test_after_a_failure_only_a_proven_server_gets_requests(
     told = json.dumps({"launch": world.IDENTITY.id, "verdict": verdict})
     job = world.server_job(want(), verdict=told)
     seen = world.facts(world.fact(job=job, owners=(world.owner(),), listening=True))
-    mine.settle(lambda: seen)
+    mine.settle(lambda: seen, "")
     assert (MINE in served(door)) is back
     assert any("stays out" in one.text for one in events if isinstance(one, Note)) is not back
 
@@ -163,15 +166,74 @@ def test_a_failure_of_the_settling_is_said_not_raised(
     def dark() -> Facts:
         raise Unreachable("dark")
 
-    mine.settle(dark)
+    mine.settle(dark, "")
     assert isinstance(events[-1], Note) and "not known" in events[-1].text
 
 
 @pytest.mark.parametrize("verdict", ["", "{", "[]", '{"launch": "other", "verdict": "good"}'])
 def test_no_verdict_on_this_launch_is_no_proof(verdict: str) -> None:
     job = world.server_job(want(), verdict=verdict)
-    assert not known_good_serves(world.fact(job=job, owners=(world.owner(),)))
-    assert not known_good_serves(None)
+    assert not known_good_serves(world.fact(job=job, owners=(world.owner(),)), "")
+    assert not known_good_serves(None, "")
+
+
+@pytest.mark.parametrize(("known_good", "back"), [("old", True), ("other", False), ("", False)])
+def test_a_launch_that_repeats_the_known_good_one_is_proof(known_good: str, back: bool) -> None:
+    note = LaunchNote("no-mtp", back=Back(to="old", left="new", by="me"))
+    job = dataclasses.replace(world.server_job(want()), launch=note)
+    seen = world.fact(job=job, owners=(world.owner(),), listening=True)
+    assert known_good_serves(seen, known_good) is back
+
+
+def test_one_that_a_killed_run_took_out_comes_back_after_a_failure(door: Fake) -> None:
+    del door.rows[MINE]
+    mine, _ = member(door)
+    mine.before("stop")
+    told = json.dumps({"launch": world.IDENTITY.id, "verdict": "good"})
+    job = world.server_job(want(), verdict=told)
+    mine.settle(
+        lambda: world.facts(world.fact(job=job, owners=(world.owner(),), listening=True)), ""
+    )
+    assert MINE in served(door)
+
+
+def test_another_ones_first_health_checks_are_waited_for(
+    door: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has just been put in: that is no reason to refuse."""
+    row = door.rows[OTHERS[0]]
+    row["is_healthy"] = False
+    if door.kind == "smg":
+        row["status"] = "pending"
+    mine, events = member(door)
+    monkeypatch.setattr(mine.router, "await_out", lambda *words, **more: True)
+    naps = []
+
+    def sleep(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 3:
+            door.rows[OTHERS[0]] = door.row(row["id"], OTHERS[0])
+
+    monkeypatch.setattr(mine.router, "sleep", sleep)
+    mine.before("stop")
+    assert len(naps) == 3 and MINE not in served(door)
+    told = [event.what for event in events if isinstance(event, Progress)]
+    assert told[0] == "the router takes kpro6/qwen in"
+
+
+def test_one_that_never_gets_healthy_is_not_waited_for_longer(
+    door: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = door.rows[OTHERS[0]]
+    row["is_healthy"] = False
+    if door.kind == "smg":
+        row["status"] = "failed"
+    mine, _ = member(door)
+    clock = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(mine.router, "now", lambda: next(clock))
+    with pytest.raises(StepBlocked, match="kpro6/qwen gets no requests"):
+        mine.before("stop")
+    assert MINE in served(door) and next(clock) < 12
 
 
 class Recorder:
@@ -190,7 +252,7 @@ class Recorder:
     def join(self) -> None:
         self.said.append("join")
 
-    def settle(self, look: Callable[[], Facts]) -> None:
+    def settle(self, look: Callable[[], Facts], known_good: str) -> None:
         self.said.append("settle")
 
 
@@ -232,7 +294,7 @@ def test_replicas_find_each_other_and_are_drained(tmp_path: Path) -> None:
     (tmp_path / "playbooks").symlink_to(root / "playbooks")
     (tmp_path / "inventory").mkdir()
     hosts = {}
-    for number, router in enumerate(("http://r", "http://r", "http://other", ""), 1):
+    for number, router in enumerate(("http://r", "http://R:80/", "http://other", ""), 1):
         entry: dict[str, Any] = {"playbook": "qwen3.6-27b", "port": 30000 + number}
         if router:
             entry["replica"] = {"router": {"url": router}, "drain_s": 77}
