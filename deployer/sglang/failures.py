@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 from deployer.sglang.failure import Failure
-from deployer.sglang.failure_rules import PLACES, RULES, Rule
+from deployer.sglang.failure_rule import Rule
+from deployer.sglang.failure_rules import PLACES, RULES
 from deployer.sglang.hostfacts import HostFacts, weigh
 from deployer.sglang.log import MARKS, PHASES, is_bar, plain
 
