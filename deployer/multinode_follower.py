@@ -34,6 +34,8 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 """Of torch, gloo and NCCL: another rank is gone, which is no cause of its own."""
+HEALTH_SERVER_FAILED = re.compile(r"Dummy health check server failed to start: .*")
+"""SGLang 0.5.11, `launch_dummy_health_check_server`: it ends in a thread of its own."""
 
 
 @dataclass
@@ -139,7 +141,19 @@ class FollowerWait(LaunchWait):
         """Why it is dead; told as of this node."""
         if self.status is None:
             raise ValueError(f"{self.label} was not asked")
-        error = self._dead(self.status)
+        return self._labelled(self._dead(self.status))
+
+    def late(self) -> LaunchFailed:
+        """It lives and its port does not answer."""
+        failure = Failure(
+            "not-ready-in-time",
+            f"it does not listen on port {self.context.want.port}",
+            f"read `deploy logs {self.context.want.id}`",
+            False,
+        )
+        return self._labelled(self._failed(failure, None))
+
+    def _labelled(self, error: LaunchFailed) -> LaunchFailed:
         told = dataclasses.replace(
             error.failure, cause_line=f"{self.label}: {error.failure.cause_line or 'no last word'}"
         )
@@ -152,9 +166,27 @@ class FollowerWait(LaunchWait):
         return Seen(min(free, default=None), max(use, default=None))
 
     def listens(self) -> bool:
-        """Has its health server come up, on a port of its own?"""
+        """Has its health server come up, on a port of its own?
+
+        Raises LaunchFailed when it never will: its schedulers live on without it.
+        """
         answer = self._ask_if_there("ready") or {}
-        return bool(answer.get("ok") and answer.get("owned") and answer.get("health") == 200)
+        if answer.get("ok") and answer.get("owned") and answer.get("health") == 200:
+            return True
+        try:
+            self._refuse_stranger(answer)
+        except LaunchFailed as error:
+            raise self._labelled(error) from error
+        if said := HEALTH_SERVER_FAILED.search(self.log.text()):
+            failure = Failure(
+                "port-in-use",
+                said[0].strip(),
+                f"`ss -tanp` there tells what uses port {self.context.want.port}; or choose another "
+                "serve.port",
+                False,
+            )
+            raise self._labelled(self._failed(failure, None))
+        return False
 
 
 def job_of(facts: Facts) -> ServerJob | None:

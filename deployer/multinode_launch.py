@@ -19,7 +19,6 @@ from deployer.multinode_follower import Follower, FollowerWait, job_of, only_mis
 from deployer.multinode_threads import raise_first, together
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
-from deployer.sglang.failure import Failure
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import StepContext
 from deployer.steps.launch import LaunchStep
@@ -220,13 +219,7 @@ class NodesLaunch(LaunchStep):
                 if not one.wait.beat():
                     raise one.wait.failure()
                 if self.now() >= ends:
-                    failure = Failure(
-                        "not-ready-in-time",
-                        f"{one.label} does not listen on port {one.want.port}",
-                        f"read `deploy logs {one.want.id}`",
-                        False,
-                    )
-                    raise LaunchFailed(failure, None, one.wait.log.phase, (), one.wait.seen())
+                    raise one.wait.late()
                 context.progress(f"{one.label} listens", 0, 1, "", f"launch {one.wait.job.id}")
                 self.sleep(1.0)
 

@@ -28,7 +28,7 @@ from serverworld import (
     state,
 )
 
-from deployer import multinode_node
+from deployer import multinode_launch, multinode_node
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
 from deployer.cli.up import _by_server
@@ -339,8 +339,33 @@ def test_a_follower_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(
         launch_wait, "ask", lambda t, want, c, **m: [{"ok": True} if want.follows else READY]
     )
-    with pytest.raises(StepFailed, match="rank 1 on kpro6 does not listen on port 30000"):
+    with pytest.raises(StepFailed, match="rank 1 on kpro6: it does not listen on port 30000"):
         world.run()
+    assert world.clock.time >= 1000 + multinode_launch.LISTEN_S
+
+
+def test_a_follower_whose_port_is_taken_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = b"Dummy health check server failed to start: [Errno 98] Address already in use\n"
+    world = World(monkeypatch, Script([*UP]), Script([*UP, said]))
+    monkeypatch.setattr(
+        launch_wait, "ask", lambda t, want, c, **m: [{"ok": True} if want.follows else READY]
+    )
+    with pytest.raises(StepFailed, match=r"rank 1 on kpro6: Dummy .*: .Errno 98. Addr") as caught:
+        world.run()
+    assert "serve.port" in caught.value.fix
+    assert world.clock.time < 1000 + multinode_launch.LISTEN_S
+
+
+def test_a_stranger_on_a_followers_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, Script([*UP]), Script([*UP]))
+    held = {"ok": True, "alive": True, "listening": True, "owned": False, "members": []}
+    held["owners"] = [{"pid": 77, "title": "nginx: master"}]
+    monkeypatch.setattr(
+        launch_wait, "ask", lambda t, want, c, **m: [held if want.follows else READY]
+    )
+    with pytest.raises(StepFailed, match="rank 1 on kpro6: port 30000 is held by pid 77: nginx"):
+        world.run()
+    assert world.clock.time < 1000 + multinode_launch.LISTEN_S
 
 
 def good(own: DeploymentState, argv: list[str]) -> None:
