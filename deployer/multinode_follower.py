@@ -181,7 +181,7 @@ class FollowerWait(LaunchWait):
             failure = Failure(
                 "port-in-use",
                 said[0].strip(),
-                f"`ss -tanp` there tells what uses port {self.context.want.port}; or choose another "
+                f"`ss -tanp` there tells who uses port {self.context.want.port}; or choose another "
                 "serve.port",
                 False,
             )
