@@ -16,6 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
+from deployer.pct_device import DeviceEntry, parse_device
+from deployer.pct_keys import NO_KEYS, is_raw_key, typed
+
 MAX_DEVICES = 256
 LOCK_FOLDER = "/run/lock/lxc"
 MAX_BYTES = 1024 * 1024
@@ -29,35 +32,7 @@ _DESCRIPTION = re.compile(r"^description:\s*(.*\S)\s*$", re.ASCII)
 _SNAPSTATE = re.compile(r"snapstate:\s*(prepare|delete)\s*$", re.ASCII)
 _DELETE = re.compile(r"^delete:\s*(.*\S)\s*$", re.ASCII)
 _KEY = re.compile(r"^([a-z][a-z_]*\d*):\s*(.+?)\s*$", re.ASCII)
-_DEVICE_KEY = re.compile(r"^dev(0|[1-9]\d{0,2})$", re.ASCII)
-
-BOOLEANS = frozenset(["console", "debug", "onboot", "protection", "template", "unprivileged"])
-INTEGERS = frozenset(["cores", "cpuunits", "memory", "snaptime", "swap", "tty"])
-_TRUE = re.compile(r"^(1|on|yes|true)$", re.IGNORECASE)
-_FALSE = re.compile(r"^(0|off|no|false)$", re.IGNORECASE)
-
-_RAW_WORDS = """
-apparmor.profile apparmor.allow_incomplete apparmor.allow_nesting apparmor.raw selinux.context
-include arch uts.name signal.halt signal.reboot signal.stop init.cmd init.cwd init.uid init.gid
-pty.max console.logfile console.path tty.max devtty.dir hook.autodev autodev kmsg mount.fstab
-mount.entry mount.auto rootfs.mount cap.drop cap.keep seccomp.profile seccomp.notify.proxy
-seccomp.notify.cookie idmap hook.pre-start hook.pre-mount hook.mount hook.start hook.stop
-hook.post-stop hook.clone hook.destroy hook.version log.level log.file start.auto start.delay
-start.order group environment environment.runtime environment.hooks sysctl monitor.unshare
-"""
-_OLD_WORDS = """
-aa_profile aa_allow_incomplete console devttydir haltsignal rebootsignal stopsignal id_map init_cmd
-init_uid init_gid logfile loglevel mount pts rootfs.backend se_context seccomp syslog tty utsname
-"""  # Names of lxc 2: pct warns and keeps them.
-_RAW_KEYS = frozenset(f"lxc.{word}" for word in (_RAW_WORDS + _OLD_WORDS).split())
-_RAW_FAMILIES = (
-    "lxc.cgroup.",
-    "lxc.cgroup2.",
-    "lxc.prlimit.",
-    "lxc.net.",
-    "lxc.limit.",
-    "lxc.network.",
-)
+_DEVICE_KEY = re.compile(r"^dev\d+$", re.ASCII)
 
 
 def decode(raw: bytes) -> str:
@@ -77,14 +52,6 @@ def printable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class DeviceEntry:
-    """A devN value; `path` is '' when the entry names none (pct accepts that in the file)."""
-
-    path: str
-    options: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Section:
     """One part of the file. `keys` by name (the last of equal keys counts), `raw` in file order."""
 
@@ -92,14 +59,14 @@ class Section:
     raw: tuple[tuple[str, str], ...] = ()
     description: str = ""
 
-    def devices(self) -> dict[int, DeviceEntry]:
-        """The devN entries by N."""
-        found = {}
-        for key, value in self.keys.items():
-            match = _DEVICE_KEY.match(key)
-            if match and int(match.group(1)) < MAX_DEVICES:
-                found[int(match.group(1))] = parse_device(value)
-        return found
+    def devices(self) -> dict[str, DeviceEntry]:
+        """The devN entries by their keys.
+
+        pct reports `dev01` and `dev256` as unknown settings, keeps them, and passes the device on.
+        """
+        return {
+            key: parse_device(value) for key, value in self.keys.items() if _DEVICE_KEY.match(key)
+        }
 
     def flag(self, key: str) -> bool:
         """A boolean key, as Perl takes it: what is no `0`, empty or absent is true."""
@@ -119,7 +86,8 @@ class PctConfig:
     @property
     def lock(self) -> str:
         """`backup`, `migrate`, ... while a task owns the container; '' when none does."""
-        return self.current.keys.get("lock", "")
+        lock = self.current.keys.get("lock", "")
+        return "" if lock == "0" else lock  # to Perl the text `0` is none
 
     @property
     def has_pending(self) -> bool:
@@ -128,14 +96,28 @@ class PctConfig:
 
     @property
     def unprivileged(self) -> bool:
-        """Without the key a container is privileged."""
-        return self.current.flag("unprivileged")
+        """Whether its ids are mapped: by the key (without it it is privileged) or by raw lines."""
+        own = any(key == "lxc.idmap" for key, _ in self.current.raw)
+        return own or self.current.flag("unprivileged")
 
     def after_restart(self) -> Section:
         """The current part with everything that is pending: deletions first, then new values."""
         kept = {key: value for key, value in self.current.keys.items() if key not in self.delete}
-        description = self.pending.description or self.current.description
+        old = "" if "description" in self.delete else self.current.description
+        description = self.pending.description or old
         return Section({**kept, **self.pending.keys}, self.current.raw, description)
+
+    def shown(self) -> Section:
+        """What `pct config` prints: new values first, then deletions, but never of a value `0`.
+
+        Where a key is in both lists this is not what the next start makes of it.
+        """
+        keys = {**self.current.keys, **self.pending.keys}
+        for key in self.delete:
+            if keys.get(key, "0") != "0":
+                del keys[key]
+        description = self.pending.description or self.current.description
+        return Section(keys, self.current.raw, "" if "description" in self.delete else description)
 
 
 class _Open:
@@ -147,7 +129,11 @@ class _Open:
         self.description = ""
 
     def closed(self) -> Section:
-        return Section(dict(self.keys), tuple(self.raw), self.description)
+        # An empty `description:` is a key as others are; and Perl takes the text `0` for none.
+        keys = dict(self.keys)
+        blank = keys.pop("description", "")
+        description = blank if self.description in ("", "0") else self.description
+        return Section(keys, tuple(self.raw), description)
 
 
 def parse_conf(text: str) -> PctConfig:
@@ -186,7 +172,7 @@ def parse_conf(text: str) -> PctConfig:
                 part.keys["delete"] = deleted.group(1)
             else:
                 ignored.append(line)
-        elif pair := _KEY.match(line):
+        elif (pair := _KEY.match(line)) and pair.group(1) not in NO_KEYS:
             part.keys[pair.group(1)] = typed(pair.group(1), pair.group(2))
         else:
             ignored.append(line)
@@ -205,40 +191,9 @@ def _decoded(text: str) -> str:
     return unquote_to_bytes(encode(text)).decode("utf-8", "replace")
 
 
-def typed(key: str, value: str) -> str:
-    """`value` in pct's own form: booleans 0 or 1, integers without leading zeros.
-
-    A value that does not fit its type stays as it is, which is what pct does with it.
-    """
-    if key in BOOLEANS:
-        return "1" if _TRUE.match(value) else "0" if _FALSE.match(value) else value
-    if key in INTEGERS and re.fullmatch(r"[0-9]+", value):
-        return str(int(value)) if len(value) < 20 else value
-    return value
-
-
-def is_raw_key(key: str) -> bool:
-    """Whether pct takes this raw key; lines of others are dropped."""
-    return key in _RAW_KEYS or key.startswith(_RAW_FAMILIES)
-
-
 def is_header(line: str) -> bool:
     """Whether `line` (with or without its end) begins a section."""
     return bool(_PENDING.match(line) or _SNAPSHOT.match(line))
-
-
-def parse_device(value: str) -> DeviceEntry:
-    """A devN value: the path stands alone or as `path=`, in any place among the sub-keys."""
-    path, options = "", {}
-    for part in value.split(","):
-        key, equals, rest = part.partition("=")
-        if not equals:
-            path = part
-        elif key == "path":
-            path = rest
-        else:
-            options[key] = rest
-    return DeviceEntry(path, options)
 
 
 def mounted_devices(section: Section) -> tuple[str, ...]:
@@ -256,8 +211,8 @@ def free_indexes(config: PctConfig, count: int) -> tuple[int, ...]:
 
     Raises ValueError when fewer than `count` are left.
     """
-    used = set(config.current.devices()) | set(config.pending.devices())
-    free = [index for index in range(MAX_DEVICES) if index not in used]
+    used = {*config.current.keys, *config.pending.keys}
+    free = [index for index in range(MAX_DEVICES) if f"dev{index}" not in used]
     if len(free) < count:
         raise ValueError(f"only {len(free)} of the {MAX_DEVICES} devN indexes are free")
     return tuple(free[:count])

@@ -196,8 +196,7 @@ def _plan_there(
 def _does_not_start(want: Deployment, vmid: int, bad: list[str]) -> Plan:
     keys = ",".join(one.split(" ")[0] for one in bad)
     return Plan.blocked(
-        f"container {vmid} cannot start: {', '.join(bad)} "
-        f"{'is' if len(bad) == 1 else 'are'} not on {want.host_name}",
+        f"container {vmid} cannot start: {', '.join(bad)}",
         f"bring the device back, or take the entry out: pct set {vmid} --delete {keys}",
     )
 

@@ -117,12 +117,11 @@ def set_devices(vmid: int, text: str | None, paths: Mapping[int, str], reason: s
     )
 
 
-def delete_devices(vmid: int, indexes: Sequence[int], text: str) -> Shell:
+def delete_devices(vmid: int, keys: Sequence[str], text: str) -> Shell:
     """Takes devN entries out again; in a running container that waits for its next start."""
-    keys = ",".join(f"dev{index}" for index in indexes)
     return Shell(
         Where.HOST,
-        words(["pct", "set", str(vmid), "--delete", keys, "--digest", digest(text)]),
+        words(["pct", "set", str(vmid), "--delete", ",".join(keys), "--digest", digest(text)]),
         EDIT_TIMEOUT_S,
     )
 

@@ -74,18 +74,24 @@ def edits(vmid: int, seen: ContainerFacts, lack: Lacks) -> list[Change]:
 
 
 def unstartable(seen: ContainerFacts) -> list[str]:
-    """devN entries whose node the host has not: with one of them the container does not start."""
+    """devN entries with which the container does not start, `devN (why)` each.
+
+    Either pct cannot parse the entry, or the host has not its node.
+    """
     found = []
-    for index, entry in sorted(seen.config().after_restart().devices().items()):
-        if entry.path and not seen.on_host(entry.path):
-            found.append(f"dev{index} ({pct_config.printable(entry.path)})")
+    for key, entry in sorted(seen.config().after_restart().devices().items()):
+        if entry.fault:
+            found.append(f"{key} ({pct_config.printable(entry.fault)})")
+        elif not seen.on_host(entry.path):
+            path = pct_config.printable(entry.path)
+            found.append(f"{key} (the host has no device {path})")
     return found
 
 
 def strangers(seen: ContainerFacts, host: GpuFacts) -> list[str]:
     """NVIDIA nodes in the configuration that the inventory does not give this container."""
     after = seen.config().after_restart()
-    named = {entry.path: f"dev{index} {entry.path}" for index, entry in after.devices().items()}
+    named = {entry.path: f"{key} {entry.path}" for key, entry in after.devices().items()}
     named |= {path: f"{path} (raw)" for path in pct_config.mounted_devices(after)}
     needed = {*host.needed(), "/dev/nvidia-modeset"}
     return sorted(

@@ -27,24 +27,54 @@ dpkg-query -W -f '${Version}\n' pve-container 2>/dev/null
 echo "=== status"
 pct status "$VMID" 2>&1
 echo "=== quorum"
-sed -n 's/.*"quorate": *\([01]\).*/\1/p' "$ROOT/etc/pve/.members" 2>/dev/null
+[ -r "$ROOT/etc/pve/.members" ] && while read -r line; do
+  case $line in *'"quorate":'*) line=${line##*'"quorate":'}; line=${line#"${line%%[! ]*}"}
+    case $line in [01]*) echo "${line%"${line#?}"}" ;; esac ;;
+  esac
+done <"$ROOT/etc/pve/.members"
 echo "=== ha"
-if grep -qx "ct: $VMID" "$ROOT/etc/pve/ha/resources.cfg" 2>/dev/null; then
-  echo managed
-  sed -n "/^ct: $VMID\$/,/^[^[:space:]]/s/^[[:space:]]*state[[:space:]]*/state /p" \
-    "$ROOT/etc/pve/ha/resources.cfg"
-  timeout 10 ha-manager status 2>&1 | grep "^service ct:$VMID "
-fi
+managed= inside=
+[ -r "$ROOT/etc/pve/ha/resources.cfg" ] && while IFS= read -r line || [ -n "$line" ]; do
+  case $line in
+    "ct: $VMID") managed=yes inside=yes; echo managed ;;
+    [[:space:]]*[![:space:]]*) # An indented line belongs to the section before it.
+      line=${line#"${line%%[![:space:]]*}"}
+      case $inside$line in
+        yesstate[[:space:]]*) line=${line#state}; echo "state ${line#"${line%%[![:space:]]*}"}" ;;
+      esac ;;
+    ?*) inside= ;;
+  esac
+done <"$ROOT/etc/pve/ha/resources.cfg"
+[ -z "$managed" ] || timeout 10 ha-manager status 2>&1 | grep "^service ct:$VMID "
 echo "=== elsewhere"
 for file in "$ROOT"/etc/pve/nodes/*/lxc/"$VMID.conf" \
   "$ROOT"/etc/pve/nodes/*/qemu-server/"$VMID.conf" "$ROOT/etc/pve/qemu-server/$VMID.conf"; do
   [ -e "$file" ] && echo "${file#"$ROOT/etc/pve/"}"
 done
 echo "=== name"
-uname -n
+{ read -r name <"$ROOT/proc/sys/kernel/hostname"; } 2>/dev/null || name=$(uname -n)
+echo "$name"
+# The lines that matter here, by the shell: pct reads this file, a process for each word is slow.
+locked= devices="/dev/nvidia0
+/dev/nvidiactl
+"
+[ -r "$conf" ] && while read -r key line || [ -n "$key" ]; do
+  case $key in
+    lock:*) locked=yes ;;
+    # Of all sections: a pending entry, too, keeps the container from starting.
+    dev[0-9]*:*)
+      line="${key#*:}$line,"
+      while [ -n "$line" ]; do
+        path=${line%%,*} line=${line#*,}
+        path=${path#path=}
+        case $path in /dev/*) devices="$devices${path%[[:cntrl:]]}
+" ;; esac
+      done ;;
+  esac
+done <"$conf"
 echo "=== task"
 # A worker's name is its UPID; only a locked container has one that matters.
-if [ -e "$conf" ] && grep -q '^lock:' "$conf"; then
+if [ -n "$locked" ]; then
   for file in "$ROOT"/proc/[0-9]*/cmdline; do
     tr '\0' ' ' <"$file" 2>/dev/null | sed -n "s/^task UPID:\(.*:$VMID:[^ ]*\).*/\1/p"
   done
@@ -52,15 +82,22 @@ fi
 echo "=== begun"
 [ -e "$ROOT$STATE/$VMID/creating" ] && echo creating
 echo "=== majors"
-sed -n '/^Character/,/^Block/s/^ *\([0-9][0-9]*\) .*/\1/p' "$ROOT/proc/devices" 2>/dev/null
+kind=
+[ -r "$ROOT/proc/devices" ] && while read -r major rest; do
+  case $major in
+    Character* | Block*) kind=$major ;;
+    [0-9]*) case $kind in Character*) echo "$major" ;; esac ;;
+  esac
+done <"$ROOT/proc/devices"
 echo "=== devices"
-{
-  printf '%s\n' /dev/nvidia0 /dev/nvidiactl
-  sed -e '/^\[/q' "$conf" 2>/dev/null | sed -n -e 's/^dev[0-9]*:[[:space:]]*//p' |
-    tr -d '\r' | tr ',' '\n' | sed -n -e 's/^path=//' -e '/^\/dev\//p'
-} | sort -u | while read -r path; do
-  stat -L -c "$path|%F|%t:%T|%a" "$ROOT$path" 2>/dev/null
-done
+set --
+while IFS= read -r path; do
+  [ -z "$path" ] || set -- "$@" "$ROOT$path"
+done <<EOF
+$devices
+EOF
+stat -L -c '%n|%F|%t:%T|%a' "$@" 2>/dev/null | sort -u |
+  while IFS= read -r line; do echo "${line#"$ROOT"}"; done
 if [ -n "$TEMPLATE" ] && [ ! -e "$conf" ]; then
   echo "=== create"
   path=$(timeout 15 pvesm path "$TEMPLATE" 2>&1) && [ -f "$path" ] && echo "template" ||

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from deployer import pct_config
 from deployer.deployment import Deployment
 from deployer.model import Facts, Plan, PlanState
+from deployer.pct_device import DeviceEntry
 from deployer.steps.container_devices import aside
 from deployer.steps.container_facts import ContainerFacts, GuestNodes
 from deployer.steps.cuda_proof import CudaProof
@@ -104,21 +104,19 @@ def _refused(
     path, said = cuda.refused[0]
     head = f"{path} cannot be opened in container {vmid}: {said}"
     config = seen.config()
-    entries = {entry.path: (n, entry) for n, entry in config.after_restart().devices().items()}
-    index, entry = entries.get(path, (-1, pct_config.DeviceEntry("")))
+    entries = {entry.path: (k, entry) for k, entry in config.after_restart().devices().items()}
+    key, entry = entries.get(path, ("", DeviceEntry("")))
     if said == SHUT_OUT:
-        denied = pct_config.typed("onboot", entry.options.get("deny-write", "0")) == "1"
-        if denied:
+        if entry.denies_write:
             return Plan.blocked(
-                f"{head} (dev{index} says deny-write)",
-                f"on {want.host_name}: pct set {vmid} --dev{index} {path},mode=0666; "
-                f"pct reboot {vmid}",
+                f"{head} ({key} says deny-write)",
+                f"on {want.host_name}: pct set {vmid} --{key} {path},mode=0666; pct reboot {vmid}",
             )
         # The configuration allows it: the rules in force are those of its last start.
         return NeedsRestart(f"{head}: the device rules in force are older than its configuration")
     if said == NO_ACCESS:
-        if index >= 0:
-            fix = f"pct set {vmid} --dev{index} {path},mode=0666; pct reboot {vmid}"
+        if key:
+            fix = f"pct set {vmid} --{key} {path},mode=0666; pct reboot {vmid}"
         else:
             mode = seen.host_mode(path)
             shown = f" (now {mode:04o})" if mode is not None else ""

@@ -107,8 +107,7 @@ def steps_back(
             found.append(TakeBack("its raw lines are taken out", edit_conf(vmid, text, old)))
             text = old
     if added := _added_devices(before, now, host):
-        keys = ", ".join(f"dev{index}" for index in added)
-        found.append(TakeBack(f"{keys} taken out", delete_devices(vmid, added, text)))
+        found.append(TakeBack(f"{', '.join(added)} taken out", delete_devices(vmid, added, text)))
     name = snapshot_name(before)
     if name in own_snapshots(now.config()) and name not in own_snapshots(before.config()):
         script = words(["pct", "delsnapshot", str(vmid), name])
@@ -118,16 +117,16 @@ def steps_back(
     return found
 
 
-def _added_devices(before: ContainerFacts, now: ContainerFacts, host: GpuFacts | None) -> list[int]:
+def _added_devices(before: ContainerFacts, now: ContainerFacts, host: GpuFacts | None) -> list[str]:
     """devN entries that were not there, of nodes that this step brings."""
     had = {**before.config().current.keys, **before.config().pending.keys}
     needed = set(host.needed()) if host is not None else set()
     config = now.config()
     entries = {**config.current.devices(), **config.pending.devices()}
     return sorted(
-        index
-        for index, entry in entries.items()
-        if f"dev{index}" not in had and entry.path in needed and entry.options == {"mode": "0666"}
+        key
+        for key, entry in entries.items()
+        if key not in had and entry.path in needed and entry.options == {"mode": "0666"}
     )
 
 

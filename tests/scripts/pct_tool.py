@@ -23,20 +23,17 @@ def main(root: Path, words: list[str]) -> None:
     sys.modules["ct"] = ct
     import ctconf
     import ctdisk
-    import ctformat
     import pct
 
     def mark(vmid: str) -> Path:
         return root / "running" / vmid
 
     def device(value: str) -> tuple[str, Any, dict[str, str]]:
-        path, options = ctformat.device(value)
+        path, options = ctconf.device_value(value)
         known = dict(
             (line.split()[0], line.split()[1:])
             for line in (root / "devices").read_text().splitlines()
         )
-        if not path:
-            ctconf.die("Path has to be defined")
         if path not in known:
             ctconf.die(f"Device {path} does not exist", 2)
         major, minor = (int(number) for number in known[path])

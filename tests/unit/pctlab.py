@@ -97,9 +97,7 @@ _LAB: list[PctLab] = []
 def _device(value: str) -> tuple[str, Any, dict[str, str]]:
     lab = _LAB[-1]
     die = lab.modules["ctconf"].die
-    path, options = lab.modules["ctformat"].device(value)
-    if not path:
-        die("Path has to be defined")
+    path, options = lab.modules["ctconf"].device_value(value)
     if path not in lab.devices:
         die(f"Device {path} does not exist", 2)
     kind, major, minor = lab.devices[path]
@@ -132,7 +130,7 @@ def _modules() -> dict[str, ModuleType]:
     ct.kill = lambda vmid: _LAB[-1].running.discard(vmid)
     ct.enter_argv = lambda vmid: []
     ct.device, ct.start, ct.shut_down = _device, _start, _shut_down
-    names = ("ctformat", "ctconf", "ctdisk", "pctargs", "pctset", "pct")
+    names = ("ctschema", "ctraw", "ctformat", "ctconf", "ctdisk", "pctargs", "pctset", "pct")
     kept = {name: sys.modules.pop(name, None) for name in ("ct", *names)}
     sys.path.insert(0, str(LAB))
     sys.modules["ct"] = ct

@@ -14,9 +14,9 @@ from deployer.pct_config import (
     is_header,
     mounted_devices,
     parse_conf,
-    parse_device,
-    typed,
 )
+from deployer.pct_device import parse_device
+from deployer.pct_keys import typed
 
 BASE = "arch: amd64\nhostname: ct101\nmemory: 512\n"
 
@@ -24,7 +24,7 @@ BASE = "arch: amd64\nhostname: ct101\nmemory: 512\n"
 def test_settings_after_a_snapshot_belong_to_it() -> None:
     config = parse_conf(BASE + "[before]\nmemory: 1\ndev0: /dev/nvidia0\n")
     assert config.current.devices() == {}
-    assert config.snapshots["before"].devices()[0].path == "/dev/nvidia0"
+    assert config.snapshots["before"].devices()["dev0"].path == "/dev/nvidia0"
 
 
 def test_lock_and_pending() -> None:
@@ -33,7 +33,7 @@ def test_lock_and_pending() -> None:
     )
     assert config.lock == "backup"
     assert config.has_pending
-    assert {n: d.path for n, d in config.after_restart().devices().items()} == {1: "/dev/b"}
+    assert {n: d.path for n, d in config.after_restart().devices().items()} == {"dev1": "/dev/b"}
     assert free_indexes(config, 2) == (2, 3)
 
 
@@ -59,7 +59,9 @@ def test_privilege(line: str, unprivileged: bool) -> None:
     [
         ("memory", "0512", "512"),
         ("memory", "lots", "lots"),
-        ("memory", "9" * 30, "9" * 30),
+        ("memory", "0" * 20 + "512", "512"),
+        ("memory", str(2**64 - 1), str(2**64 - 1)),
+        ("memory", str(2**64), "1.84467440737096e+19"),  # Perl's numbers
         ("onboot", "On", "1"),
         ("onboot", "FALSE", "0"),
         ("onboot", "2", "2"),
@@ -134,9 +136,77 @@ def test_no_index_is_left() -> None:
         free_indexes(parse_conf(text), 2)
 
 
-def test_dev_numbers_that_pct_does_not_know() -> None:
+def test_dev_numbers_that_pct_does_not_know_are_passed_on_all_the_same() -> None:
     config = parse_conf("dev01: /dev/a\ndev256: /dev/b\ndev: /dev/c\ndev7: /dev/d\n")
-    assert list(config.current.devices()) == [7]
+    assert list(config.current.devices()) == ["dev01", "dev256", "dev7"]
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "fault"),
+    [
+        ("/dev/nvidia0,", "/dev/nvidia0", ""),
+        (", ,/dev/nvidia0,,mode=0666", "/dev/nvidia0", ""),
+        ("/dev/a=b", "", "/dev/a: property is not defined in schema; Path has to be defined"),
+        ("/dev/nvidia0, mode=0666", "/dev/nvidia0", " mode: property is not defined in schema"),
+        ("/dev/nvidia0,mode=666", "/dev/nvidia0", "mode: value does not match the regex pattern"),
+        ("/dev/nvidia0,mode=", "/dev/nvidia0", "missing key in comma-separated list property"),
+        ("/dev/x,/dev/y", "/dev/x", "duplicate key in comma-separated list property: path"),
+        ("path=/dev/x,/dev/y", "/dev/x", "duplicate key in comma-separated list property: path"),
+        ("/dev/x,uid=-1", "/dev/x", "uid: value must have a minimum value of 0"),
+        ("/dev/x,gid=a", "/dev/x", "gid: type check ('integer') failed - got 'a'"),
+        ("/dev/x,gid=+5,deny-write=Yes", "/dev/x", ""),
+        ("/dev/x,deny-write=2", "/dev/x", "deny-write: type check ('boolean') failed - got '2'"),
+        ("mode=0666", "", "Path has to be defined"),
+        ("nvidia0", "nvidia0", "nvidia0 is not a valid device path"),
+        ("/dev/../x", "/dev/../x", "/dev/../x is not a valid device path"),
+        ("/dev/x/.", "/dev/x/.", "/dev/x/. is not a valid device path"),
+    ],
+)
+def test_what_pct_has_against_a_device(value: str, path: str, fault: str) -> None:
+    entry = parse_device(value)
+    assert (entry.path, entry.fault) == (path, fault)
+
+
+def test_write_is_denied_by_any_word_for_true() -> None:
+    words = ("1", "on", "Yes", "TRUE", "0", "no")
+    denied = [parse_device(f"/dev/x,deny-write={word}").denies_write for word in words]
+    assert denied == [True, True, True, True, False, False]
+
+
+def test_what_pct_config_prints_is_not_always_what_a_start_makes_of_it() -> None:
+    config = parse_conf(
+        "onboot: 0\nswap: 5\ncores: 1\n#old\n[pve:pending]\nswap: 9\n"
+        "delete: swap,onboot,cores,description\n"
+    )
+    assert config.shown().keys == {"onboot": "0"}
+    assert config.after_restart().keys == {"swap": "9"}
+    assert (config.shown().description, config.after_restart().description) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "unprivileged"),
+    [
+        ("lxc.idmap: u 0 100000 65536\n", True),
+        ("unprivileged: 0\nlxc.idmap = g 0 100000 65536\n", True),
+        ("[s1]\nlxc.idmap: u 0 100000 65536\n", False),
+        ("lxc.id_map: u 0 100000 65536\n", False),  # pct asks for the new name only
+    ],
+)
+def test_own_id_maps_are_those_of_an_unprivileged_container(text: str, unprivileged: bool) -> None:
+    assert parse_conf(BASE + text).unprivileged is unprivileged
+
+
+def test_what_perl_takes_for_nothing() -> None:
+    config = parse_conf(BASE + "lock: 0\ndescription: 0\n")
+    assert (config.lock, config.current.description) == ("", "")
+    assert parse_conf("#0\n").current.description == "0\n"
+    assert parse_conf("description: \r\n").current.description == "\r"
+
+
+def test_names_that_pct_uses_for_itself_are_no_keys() -> None:
+    config = parse_conf(BASE + "digest: abc\nsnapshots: x\n")
+    assert not {"digest", "snapshots"} & set(config.current.keys)
+    assert config.ignored == ("digest: abc", "snapshots: x")
 
 
 def test_mounted_devices() -> None:

@@ -407,12 +407,19 @@ def test_a_device_that_is_only_pending_needs_the_restart() -> None:
     assert titles(decided) == ["restart container 129"]
 
 
+def test_an_entry_that_pct_cannot_parse_keeps_it_from_starting() -> None:
+    decided = plan(pct(FULL + "dev7: /dev/nvidia0,mode=666\n", "stopped"), guest([]))
+    assert decided.state is PlanState.BLOCKED
+    assert "cannot start: dev7 (mode: value does not match the regex pattern)" in decided.reason
+    assert "pct set 129 --delete dev7" in decided.fix
+
+
 @pytest.mark.parametrize("status", ["stopped", "running"])
 def test_an_entry_whose_node_is_gone_keeps_it_from_starting(status: str) -> None:
     seen = pct(FULL + "dev7: /dev/nvidia9\n", status)
     decided = plan(seen, guest([]))
     assert decided.state is PlanState.BLOCKED
-    assert "cannot start: dev7 (/dev/nvidia9) is not on kpro5" in decided.reason
+    assert "cannot start: dev7 (the host has no device /dev/nvidia9)" in decided.reason
     assert "pct set 129 --delete dev7" in decided.fix
 
 

@@ -12,8 +12,7 @@ import sys
 import time
 from typing import NoReturn
 
-import ctformat
-from ctconf import Conf, die
+from ctconf import Conf, device_value, die
 
 LXC = "/var/lib/lxc"
 RUN = "/run/lab/ct"
@@ -43,9 +42,7 @@ def init_pid(vmid: str) -> int | None:
 
 def device(value: str) -> tuple[str, os.stat_result, dict[str, str]]:
     """A devN value: path, its node on the host, sub-keys. Ends as pct does when it is no device."""
-    plain, options = ctformat.device(value)
-    if not plain:
-        die("Path has to be defined")
+    plain, options = device_value(value)
     try:
         node = os.stat(f"{HOST_ROOT}{plain}")
     except OSError:

@@ -12,11 +12,13 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NoReturn
 
 import ctformat
+import ctraw
+import ctschema
 
 CONF = "/etc/pve/lxc"
 LOCKS = "/run/lock/lxc"
@@ -32,6 +34,7 @@ _DESCRIPTION = re.compile(r"^description:\s*(.*\S)\s*$", re.ASCII)
 _SNAPSTATE = re.compile(r"snapstate:\s*(prepare|delete)\s*$", re.ASCII)
 _DELETE = re.compile(r"^delete:\s*(.*\S)\s*$", re.ASCII)
 _KEY = re.compile(r"^([a-z][a-z_]*\d*):\s*(.+?)\s*$", re.ASCII)
+_NEVER_WRITTEN = ("digest", "lxc", "pending", "snapname", "snapshots")
 
 
 _ON_STDOUT = [False]
@@ -85,7 +88,7 @@ class Section:
         lines = [f"#{ctformat.encoded(line)}" for line in self.description.split("\n")]
         while lines and lines[-1] == "#":
             lines.pop()
-        lines += [f"{key}: {value}" for key, value in sorted(self.keys.items())]
+        lines += [f"{k}: {v}" for k, v in sorted(self.keys.items()) if k not in _NEVER_WRITTEN]
         # `env` is kept as raw lines, and these come first.
         env = [pair for pair in self.raw if pair[0] == ENV]
         lines += [f"{k}: {v}" for k, v in env + [pair for pair in self.raw if pair[0] != ENV]]
@@ -94,6 +97,21 @@ class Section:
     def copy(self) -> Section:
         """An independent copy."""
         return Section(dict(self.keys), list(self.raw), self.description)
+
+    def volumes(self) -> set[str]:
+        """The volumes of storages that the rootfs and mpN values name; broken values name none."""
+        found = set()
+        for key, value in self.keys.items():
+            if re.fullmatch(r"rootfs|mp\d+", key) and ctformat.known(key):
+                with suppress(ctschema.Refused):
+                    found.add(ctformat.mount(key, value)[0])
+        return {volume for volume in found if re.match(r"[A-Za-z][\w.-]*[A-Za-z0-9]:.", volume)}
+
+    def drop_used(self) -> None:
+        """`unusedN` of a volume that is in use after all."""
+        used = self.volumes()
+        for key in [k for k, v in self.keys.items() if k.startswith("unused") and v in used]:
+            del self.keys[key]
 
     def settle_env(self) -> None:
         """A plain `env` key becomes raw lines, in the place of those that are there."""
@@ -115,14 +133,20 @@ class Conf:
 
     @property
     def deletes(self) -> list[str]:
-        """Keys whose deletion waits for a restart."""
-        text = self.pending.keys.get("delete", "")
-        return [key.removeprefix("!") for key in re.split(r"[,;\s]+", text) if key]
+        """Keys whose deletion waits for a restart; a `!` before one (by force) is not of its name.
+
+        As in Perl, where a comma at the begin makes no key but one in the middle of blanks does.
+        """
+        text = re.sub("[,;]", " ", self.pending.keys.get("delete", ""))
+        return [word.removeprefix("!") for word in text.split()]
 
     def set_deletes(self, keys: list[str]) -> None:
-        """Writes the pending deletions, sorted."""
+        """Writes the pending deletions, sorted; what was to go by force still is."""
+        text = re.sub("[,;]", " ", self.pending.keys.get("delete", ""))
+        forced = {word[1:] for word in text.split() if word.startswith("!")}
         if keys:
-            self.pending.keys["delete"] = ",".join(sorted(keys))
+            marked = [f"!{key}" if key in forced else key for key in sorted(set(keys))]
+            self.pending.keys["delete"] = ",".join(marked)
         else:
             self.pending.keys.pop("delete", None)
 
@@ -134,12 +158,16 @@ class Conf:
         self.set_deletes([key for key in self.deletes if key in self.current.keys])
 
     def shown(self) -> Section:
-        """What `pct config` shows: the current part with what is pending."""
+        """What `pct config` shows: the current part with what is pending.
+
+        New values first, then deletions, but a value that Perl takes for false stays.
+        """
         view = self.current.copy()
         view.keys.update({k: v for k, v in self.pending.keys.items() if k != "delete"})
         view.description = self.pending.description or view.description
         for key in self.deletes:
-            view.keys.pop(key, None)
+            if view.keys.get(key) not in (None, "0"):
+                del view.keys[key]
             view.description = "" if key == "description" else view.description
         return view
 
@@ -148,6 +176,7 @@ class Conf:
         view = self.current.copy()
         for key in self.deletes:
             view.keys.pop(key, None)
+            view.description = "" if key == "description" else view.description
         view.keys.update({k: v for k, v in self.pending.keys.items() if k != "delete"})
         view.description = self.pending.description or view.description
         return view
@@ -155,6 +184,9 @@ class Conf:
     def text(self) -> str:
         """The file."""
         self.current.keys.pop("snapstate", None)
+        self.current.drop_used()
+        for section in (self.current, self.pending, *self.snapshots.values()):
+            section.settle_env()
         parts = [self.current.text()]
         if self.pending.keys or self.pending.raw or self.pending.description:
             parts.append(f"[{PENDING}]\n{self.pending.text()}")
@@ -189,7 +221,7 @@ def parse(vmid: str, text: str, told: bool = True) -> Conf:
         elif line.startswith("#"):
             section.description += ctformat.decoded(line[1:]) + "\n"
         elif raw := _RAW.match(line):
-            verdict = ctformat.raw_key(raw[1])
+            verdict = ctraw.verdict(raw[1])
             if verdict.warning:
                 tell(verdict.warning)
             elif not verdict.kept:
@@ -208,14 +240,15 @@ def parse(vmid: str, text: str, told: bool = True) -> Conf:
         elif key := _KEY.match(line):
             value, error = ctformat.typed(key[1], key[2])
             if error:
-                tell(
-                    f"unable to parse value of '{key[1]}' - {error.rstrip(chr(10))}"
-                    + ("\n" if error.endswith("\n\n") else "")
-                )
+                tell(f"unable to parse value of '{key[1]}' - {error.removesuffix(chr(10))}")
             section.keys[key[1]] = value
         else:
             tell(f"unable to parse config: {line}")
     conf.current.keys.pop("snapstate", None)
+    for section in (conf.current, conf.pending, *conf.snapshots.values()):
+        # An empty `description:` is a key as others are; and Perl takes the text `0` for none.
+        blank = section.keys.pop("description", "")
+        section.description = blank if section.description in ("", "0") else section.description
     return conf
 
 
@@ -273,7 +306,18 @@ def locked(vmid: str) -> Iterator[None]:
         yield
 
 
+def device_value(value: str) -> tuple[str, dict[str, str]]:
+    """The path and the sub-keys of a devN value, or the end that pct makes of a broken one."""
+    try:
+        path, options = ctformat.device(value)
+    except ctschema.Refused as refused:
+        die(refused.text.removesuffix("\n"))
+    if not path:
+        die("Path has to be defined")
+    return path, options
+
+
 def refuse_lock(conf: Conf) -> None:
     """Ends when the container is locked by an operation."""
-    if lock := conf.current.keys.get("lock"):
+    if (lock := conf.current.keys.get("lock", "0")) != "0":
         die(f"CT is locked ({lock})")

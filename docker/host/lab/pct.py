@@ -70,8 +70,11 @@ def show_config(vmid: str, words: list[str]) -> None:
     keys = dict(section.keys)
     if section.description:
         keys["description"] = section.description
+    keys.pop("digest", None)
     errors = {
-        key: text for key, value in keys.items() if (text := ctformat.parameter_error(key, value))
+        key: text
+        for key, value in keys.items()
+        if key not in ("parent", "snaptime") and (text := ctformat.result_error(key, value))
     }
     if errors:
         reject("config", errors, "400 Result verification failed", 255)
@@ -96,15 +99,21 @@ def say(text: str) -> None:
 def show_pending(vmid: str) -> None:
     """`pct pending`: cur, new and del lines; raw lines are not in it."""
     conf = load(vmid)
-    waiting = {k: v for k, v in conf.pending.keys.items() if k != "delete"}
-    for key in sorted(set(conf.current.keys) | set(waiting)):
-        if key in conf.deletes:
-            print(f"del {key}: {conf.current.keys.get(key, '')}")
-            continue
-        if key in conf.current.keys:
-            print(f"cur {key}: {conf.current.keys[key]}")
-        if key in waiting:
-            print(f"new {key}: {waiting[key]}")
+    have, waiting = (
+        {
+            **{k: v for k, v in part.keys.items() if k not in ("delete", "digest")},
+            **({"description": ctformat.encoded(part.description)} if part.description else {}),
+        }
+        for part in (conf.current, conf.pending)
+    )
+    lines = []
+    for key in sorted({*have, *waiting}):
+        if key in have:
+            word = "del" if key in conf.deletes else "cur"
+            lines.append(f"{word} {key}: {have[key]}\n")
+        if key in waiting and not (key in have and key in conf.deletes):
+            lines.append(f"new {key}: {waiting[key]}\n")
+    say("".join(lines))
 
 
 def start(vmid: str, words: list[str]) -> None:

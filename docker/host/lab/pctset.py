@@ -9,7 +9,8 @@ import ct
 import ctconf
 import ctdisk
 import ctformat
-from ctconf import Conf, die, load, locked, refuse_lock, save, warn
+import ctschema
+from ctconf import Conf, die, digest, load, locked, refuse_lock, save, warn
 from pctargs import options, reject, usage
 
 FAST = {
@@ -26,6 +27,10 @@ FAST = {
 HOT = FAST | {"cpulimit", "cpuunits", "memory", "swap"}
 ORDERS = {"delete", "revert", "digest", "force"}
 NEVER_SET = {"parent", "snaptime"}
+_AT_ONCE = {
+    "delete": "you can't use '-{0}' and -delete {0}' at the same time",
+    "revert": "you can't use '-{0}' and '-revert {0}' at the same time",
+}
 
 
 def set_options(vmid: str, words: list[str]) -> None:
@@ -33,24 +38,26 @@ def set_options(vmid: str, words: list[str]) -> None:
     given = options("set", words, {"force"}, {"*"})
     values = {name: _unicode(value) for name, value in given.items() if name not in ORDERS}
     for name in values:
-        if not ctformat.known(name) or name in NEVER_SET or name.startswith("unused"):
+        if not ctformat.known(name) or name in NEVER_SET:
             usage("set", name)
     check_parameters("set", values)
     deletes, reverts = (_listed("set", key, given.get(key, "")) for key in ("delete", "revert"))
-    if not given:
+    if not {*given} - {"digest"}:
         die("no options specified", 2)
-    for name in deletes:
-        if name in values:
-            text = f"you can't use '-{name}' and -delete {name}' at the same time"
-            reject("set", {"delete": text}, code=255)
-    check_devices(values)
-    with locked(vmid):
-        conf = load(vmid)
-        for name in (*deletes, *reverts):
+    conf = load(vmid)
+    for order, names in (("revert", reverts), ("delete", deletes)):
+        for name in names:
             if not ctformat.known(name):
-                reject("set", {"delete": f"unknown option '{name}'"}, code=255)
+                reject("set", {order: f"unknown option '{name}'"}, code=255)
+            if name in values:
+                reject("set", {order: _AT_ONCE[order].format(name)}, code=255)
+            if order == "delete" and name in reverts:
+                text = f"you can't use '-delete {name}' and '-revert {name}' at the same time"
+                reject("set", {order: text}, code=255)
+    with locked(vmid):
+        conf = load(vmid, told=False)
         refuse_lock(conf)
-        if given.get("digest", "") not in ("", ctconf.digest(vmid)):
+        if given.get("digest", "") not in ("", conf.current.keys.get("digest", digest(vmid))):
             die("detected modified configuration - file changed by other user? Try again.")
         change(vmid, conf, values, deletes, reverts)
         save(conf, told=True)
@@ -82,19 +89,12 @@ def check_parameters(command: str, values: dict[str, str]) -> None:
     if errors:
         reject(command, errors)
     for name in values:
-        if name in ctformat.BOOLEANS or name in ctformat.INTEGERS:
+        if ctformat.is_typed(name):
             values[name] = ctformat.typed(name, values[name])[0]
         elif name in ("searchdomain", "nameserver"):
             values[name] = " ".join(re.split(r"[,;\s]+", values[name].strip()))
     if int(values.get("cpuunits", "0")) > 10000:
         values["cpuunits"] = "10000"  # cgroup v2 knows no more
-
-
-def check_devices(values: dict[str, str]) -> None:
-    """devN values must name device nodes that are there."""
-    for name, value in sorted(values.items()):
-        if re.fullmatch(r"dev\d+", name):
-            ct.device(value)
 
 
 def change(
@@ -106,56 +106,84 @@ def change(
     for name in reverts:
         pending.keys.pop(name, None)
         conf.set_deletes([key for key in conf.deletes if key != name])
-    guarded = current.keys.get("protection") == "1"
+    guarded = current.keys.get("protection", "0") != "0"
+    touched = set(values)
     for name in deletes:
-        if name in ("rootfs", "ostype", "arch"):
+        if name == "description":
+            current.description = pending.description = ""
+            continue
+        if not {name} & {*current.keys, *pending.keys} and not (name == "env" and _has_env(conf)):
+            warn(f"cannot delete '{name}' - not set in current configuration!")
+            continue
+        touched.add(name)
+        if name in ("memory", "rootfs", "ostype"):
             die(f"unable to delete required option '{name}'")
         if name == "unprivileged":
             die("unable to delete read-only option: 'unprivileged'")
         if guarded and re.fullmatch(r"(mp|unused)\d+", name):
             die(f"can't remove CT {vmid} drive '{name}' - protection mode enabled")
-    for name, value in values.items():
-        if name == "unprivileged":
-            die("unable to modify read-only option: 'unprivileged'")
-        if re.fullmatch(r"mp\d+|rootfs", name):
-            if guarded:
-                die(f"can't update CT {vmid} drive '{name}' - protection mode enabled")
-            ctdisk.check_volume(value.split(",")[0])
-        if name == "hookscript":
-            ctdisk.check_script(value)
-        if re.fullmatch(r"net\d+", name):
-            values[name] = ctdisk.network(value)
-    for name in deletes:
-        if name == "description":
-            current.description = pending.description = ""
-        elif name not in current.keys and name not in pending.keys:
-            warn(f"cannot delete '{name}' - not set in current configuration!")
-        else:
-            conf.set_deletes([*{*conf.deletes, name}])
-    for name, value in values.items():
+        conf.set_deletes([*conf.deletes, name])
+    for name in sorted(values):
+        value = _checked(vmid, name, values[name], guarded)
         if name == "description":
             current.description = value + "\n" if value else ""
             continue
         pending.keys[name] = value
         conf.set_deletes([key for key in conf.deletes if key != name])
     conf.clean_pending()
-    touched = {*values, *deletes}
     hotplug(vmid, conf, touched) if alive else settle(conf, touched)
     for section in (conf.current, conf.pending):
         section.settle_env()
+
+
+def _has_env(conf: Conf) -> bool:
+    return any(key == ctconf.ENV for key, _ in conf.current.raw)
+
+
+def _checked(vmid: str, name: str, value: str, guarded: bool) -> str:
+    """The value as it is written; ends as pct does when the host has not what it names."""
+    if name == "unprivileged":
+        die("unable to modify read-only option: 'unprivileged'")
+    if re.fullmatch(r"mp\d+|rootfs", name):
+        if guarded:
+            die(f"can't update CT {vmid} drive '{name}' - protection mode enabled")
+        ctdisk.check_volume(ctformat.mount(name, value)[0])
+        return ctformat.mount(name, value)[1] if name != "rootfs" else value
+    if name == "hookscript":
+        ctdisk.check_script(value)
+    elif name == "tags":
+        return ";".join(sorted({tag.lower() for tag in ctschema.split(value)}))
+    elif re.fullmatch(r"net\d+", name):
+        return ctdisk.network(value)
+    elif re.fullmatch(r"dev\d+", name):
+        ct.device(value)
+    return value
 
 
 def settle(conf: Conf, touched: set[str]) -> None:
     """A stopped container: what was asked for becomes current at once."""
     current, pending = conf.current, conf.pending
     for name in [key for key in conf.deletes if key in touched]:
-        value = current.keys.pop(name)
-        if re.fullmatch(r"mp\d+", name) and not value.startswith("/"):
-            free = next(n for n in range(256) if f"unused{n}" not in current.keys)
-            current.keys[f"unused{free}"] = value.split(",")[0]
+        keep_volume(conf, name, current.keys.pop(name))
         conf.set_deletes([key for key in conf.deletes if key != name])
     for name in [key for key in pending.keys if key in touched]:
+        old = current.keys.get(name, "")
         current.keys[name] = pending.keys.pop(name)
+        keep_volume(conf, name, old)
+
+
+def keep_volume(conf: Conf, name: str, value: str) -> None:
+    """The volume of a mount point that is gone becomes unused, once."""
+    if not value or not re.fullmatch(r"mp\d+", name):
+        return
+    try:
+        volume = ctformat.mount(name, value)[0]
+    except ctschema.Refused:
+        return
+    unused = [v for k, v in conf.current.keys.items() if re.fullmatch(r"unused\d+", k)]
+    if not volume.startswith("/") and volume not in unused:
+        free = next(n for n in range(256) if f"unused{n}" not in conf.current.keys)
+        conf.current.keys[f"unused{free}"] = volume
 
 
 def hotplug(vmid: str, conf: Conf, touched: set[str]) -> None:
@@ -189,12 +217,10 @@ def check_generated(conf: Conf) -> None:
         return
     if "arch" not in keys:
         die("missing 'arch' - internal error at /usr/share/perl5/PVE/LXC.pm line 729.")
-    for name in ("features", *sorted(key for key in keys if re.fullmatch(r"dev\d+", key))):
-        if name in keys and ctformat.known(name) and ctformat.format_error(name, keys[name]):
-            die(ctformat.typed(name, keys[name])[1].rstrip("\n"))
+    if text := ctformat.typed("features", keys.get("features", ""))[1]:
+        die(text.removesuffix("\n"))
     for name in sorted(key for key in keys if re.fullmatch(r"dev\d+", key)):
-        if ctformat.known(name):
-            ct.device(keys[name])
+        ct.device(keys[name])
     if "rootfs" not in keys:
         die("missing 'rootfs' configuration")
     for name in sorted(key for key in keys if re.fullmatch(r"net\d+", key)):
