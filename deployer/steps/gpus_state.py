@@ -51,6 +51,7 @@ def remember(context: StepContext, facts: Facts, plan: Plan) -> None:
         "files": files,
     }
     kept["changed_boot"] = seen.boot_id
+    kept["waited"] = list(kept.get("refresh") or ())
     kept["edited"] = _edited(kept.get("edited") or {}, written, boot or BootFacts())
     context.state.extra[KEY] = kept
     context.save()
@@ -94,6 +95,14 @@ def note_refresh(context: StepContext, plan: Plan, change: Change) -> None:
     kept: dict[str, Any] = context.state.extra.setdefault(KEY, {})
     kept["refresh"] = sorted({*(kept.get("refresh") or ()), path})
     context.save()
+
+
+def forget_refresh(context: StepContext) -> None:
+    """After an undo: what waits is what waited before the plan was run."""
+    kept: dict[str, Any] = context.state.extra.get(KEY) or {}
+    if kept.get("refresh"):
+        kept["refresh"] = kept.get("waited", [])
+        context.save()
 
 
 def refreshed(context: StepContext, change: Change) -> None:

@@ -16,6 +16,7 @@ from deployer.steps.gpus_facts import GpuFacts, Overrides
 from deployer.steps.gpus_moves import UNIT_FOLDER, unit_name
 from deployer.steps.gpus_state import (
     differences,
+    forget_refresh,
     is_refresh,
     moves_back,
     new_nodes,
@@ -43,8 +44,12 @@ def undo(context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> 
         return
     if isinstance(error, UnbindStuck):
         why = ["a stuck unbind is cleared by a host reboot only, so nothing else was tried"]
-    if not left:
+    if not left and not why:
+        forget_refresh(context)
         error.add(f"{host} is as it was before")
+        return
+    if not left:
+        error.add(f"on {host} all links and files are as before, but {'; '.join(why)}")
         return
     reason = f" ({'; '.join(why)})" if why else ""
     error.add(f"{host} is not as it was before: {'; '.join(left)}{reason}")

@@ -377,6 +377,11 @@ def test_undo_writes_back_files_and_renews_what_is_made_from_them() -> None:
     failed = [*answers, Answer(0, b"", b""), Answer(0, b"", b""), Answer(1, b"", b"no job here")]
     told, scripts = undone(want, before, StepFailed("it failed"), changed, changed, answers=failed)
     assert f"{path} is not what it was" in told
+    # The files are back, and what is made from them is not: that is no host as before.
+    failed = [*answers, Answer(0, b"", b""), Answer(0, b"", b""), Answer(1, b"", b"no job here")]
+    half, _ = undone(want, before, StepFailed("it failed"), changed, before, answers=failed)
+    assert half.startswith("it failed; on kpro5 all links and files are as before, but ")
+    assert "no job here" in half or "boot-refresh" in half, half
     assert f"boot link {unit} is there and was not" in told
     removed = next(script for script in scripts if script.startswith("rm -f"))
     assert f"/etc/systemd/system/{unit}" in removed
