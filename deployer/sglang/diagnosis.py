@@ -10,18 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from deployer.sglang.carriers import uncarried
+from deployer.sglang.endings import as_signal, told_exit
 from deployer.sglang.failures import EXCEPTION, TRAFFIC, Failure, classify, telling_lines
 from deployer.sglang.log import COLOUR, MARKS, READY_LINE, LaunchLog
 
 READY, STOPPED = "ready", "stopped"
 FAILED, UNFINISHED, UNKNOWN = "failed", "unfinished", "unknown"
 
-STAMP = re.compile(
-    r"^(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [^\s:]+: "
-    r"|\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?(?:\S+ \S+\[\d+\]: )?"
-    r"|[\w.-]+ +\| )"
-)
-"""What journald, a container runtime or compose writes before each line."""
 BEGIN = re.compile(r"'python -m sglang\.launch_server' is still supported")
 ARGS = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 DEATH = re.compile(
@@ -29,7 +25,6 @@ DEATH = re.compile(
     r"|^\[[^\]]*\] (?:Scheduler|\w+Manager|DataParallelController) hit an exception"
     r"|[Ww]atchdog timeout \(|Initialization failed\. warmup error: "
     r"|Fatal Python error: |CUDA error: |terminate called after throwing"
-    r"|^(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.{0,40}$"
     r"|\[Errno 98\].*address already in use|DistBackendError"
     r"|^[\w. ]+: error: (?:unrecognized|argument|ambiguous|the following)"
 )
@@ -43,9 +38,6 @@ RAISED = EXCEPTION
 ASKED = re.compile(r"SIGTERM received\.")
 REQUEST = re.compile(r"^\[[^\]]*\] (?:Receive|Finish): ")
 """A logged request: its text is a client's, not the server's."""
-SHELL_WORDS = re.compile(r"^(Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.{0,40}$")
-SIGNALS = {"Killed": -9, "Terminated": -15, "Aborted": -6, "Bus error": -7}
-SIGNALS["Segmentation fault"] = -11
 RECENT = 12
 """How many last lines may hold the exception that ended a log without a word of its end."""
 
@@ -82,9 +74,8 @@ def diagnose(head: bytes, tail: bytes = b"", exit_code: int | None = None) -> Di
 
     `exit_code` is the one of the process: 0..255, or -n for signal n; None when not known.
     """
-    if exit_code is not None and 128 < exit_code <= 192:
-        # As a shell tells of a signal.
-        exit_code = 128 - exit_code
+    if exit_code is not None:
+        exit_code = as_signal(exit_code)
     lines = clean(head)
     if tail:
         # The last line of the head and the first of the tail are cut in their middle.
@@ -97,8 +88,8 @@ def diagnose(head: bytes, tail: bytes = b"", exit_code: int | None = None) -> Di
         ready = None
     judged = own if ready is None else own[ready:]
     log = _read(own if ready is None else own[: ready + 1])
-    if exit_code is None and judged and (word := SHELL_WORDS.match(judged[-1].text)):
-        exit_code = SIGNALS[word[1]]
+    if exit_code is None:
+        exit_code = told_exit([line.text for line in judged])
     judged = _until_asked(judged)
     dead = any(DEATH.search(line.text) for line in judged)
     if ready is not None and not dead and exit_code in (None, 0):
@@ -152,8 +143,8 @@ def clean(data: bytes) -> list[Line]:
     """The lines, without colours and without the stamps of those who carried them."""
     text = COLOUR.sub("", data.decode("utf-8", "replace").replace("\x00", ""))
     return [
-        Line(number, STAMP.sub("", piece, count=1).rstrip())
-        for number, line in enumerate(text.split("\n"), 1)
+        Line(number, piece.rstrip())
+        for number, line in enumerate(uncarried(text), 1)
         for piece in line.rstrip("\r").split("\r")
     ]
 

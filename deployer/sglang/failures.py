@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from deployer.sglang.endings import is_end
 from deployer.sglang.failure import Failure
 from deployer.sglang.failure_rule import Rule
 from deployer.sglang.failure_rules import PLACES, RULES
@@ -33,18 +34,24 @@ HEADLINE = re.compile(
 NOISE = re.compile(
     r'INFO: .* HTTP/1\.1"|^\s*(?:File "|\^+$|raise |~+)|^Traceback |^\s{4,}\S|^usage: |^\s+\[--'
 )
-SHELL_WORD = re.compile(r"^(?:Killed|Terminated|Aborted|Segmentation fault|Bus error)\b.{0,40}$")
-"""What the shell above the server writes when a signal ended it."""
 TRAFFIC = re.compile(r'INFO: .* HTTP/1\.1"|Prefill batch,|Decode batch,|^\s*[\^~]+\s*$')
 MAX_LINE = 500
 
 
 EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Interrupt)|[A-Z]?\w*Exception)(?:: ?.*\S|\s*$)"
+    r"^(?:(?:[A-Za-z_][\w.]*\.)?(?:[A-Z]\w*(?:Error|Interrupt)|[A-Z]?\w*Exception)(?:: ?.*|\s*$)"
+    # Not every error is called one: requests.exceptions.ReadTimeout, pynvml.NVMLError_Unknown.
+    r"|(?:[a-z_]\w*\.)+[A-Z]\w+: \S)"
 )
 CONSEQUENCE = re.compile(r"^(?:EOFError|\w*BrokenPipeError)\b|scheduler died during initialization")
 """What the others raise when a worker is gone."""
 FRAME = re.compile(r'^\s*File "(?P<path>[^"]+)", line (?P<line>\d+)')
+BARE = re.compile(r"^\w+:?\s*$")
+ASSERTS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (re.compile(r"assert .*%.*(?:tp|world|dp|ep)_?size|assert .*tp_size.*%"), "tp-size-mismatch"),
+    (re.compile(r"assert .*\.(?:shape|size\(\)).*==.*\.(?:shape|size\(\))"), "weights-mismatch"),
+)
+"""An assertion without a message says in its own words what did not hold."""
 NEAR = 4
 """Frames above the error that may name its place."""
 FATAL_WHILE_ALIVE = re.compile(
@@ -72,7 +79,7 @@ def classify(
 
 def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
     lines = _lines(log_text)
-    if not [line for line in lines if not SHELL_WORD.match(line)]:
+    if not [line for line in lines if not is_end(line)]:
         return Failure(
             "died-silent",
             "",
@@ -135,6 +142,13 @@ def _raised(cause: str, lines: list[str], phase: str) -> Failure:
     if frames:
         path = frames[-1]["path"].rpartition("/site-packages/")[2]
         where = f"; it was raised in {path} line {frames[-1]['line']}"
+    asserted = lines[at - 1].strip() if frames and at else ""
+    if BARE.match(cause.strip()) and asserted.startswith("assert "):
+        for pattern, cls in ASSERTS:
+            if pattern.search(asserted):
+                row = next(rule for rule in RULES if rule.cls == cls)
+                return Failure(cls, _cut(asserted), row.action + where, row.next_variant)
+        cause = asserted
     for place in PLACES:
         if place.phases and not _between(phase, place.phases):
             continue

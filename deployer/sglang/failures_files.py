@@ -27,14 +27,16 @@ FILES: tuple[Rule, ...] = (
     ),
     rule(
         "weights-corrupt",
-        r"SafetensorError: |header too large|incomplete metadata, file not fully covered",
+        r"SafetensorError: |header too large|incomplete metadata, file not fully covered"
+        r"|PytorchStreamReader failed|UnpicklingError: (?:invalid load|pickle data was)",
         "a weight file is cut or is not one: `deploy up --from shards` checks every hash",
         last=True,
     ),
     rule(
         "weights-mismatch",
         r"Error: .*(?:size mismatch for|shape mismatch|[Ss]hapes? .* (?:do not|don't) match)"
-        r"|Error: .*size of tensor .* must match|Error: param_data\.shape"
+        r"|Error: .*size of tensor .* must match|Error: start \(\d+\) \+ length \(\d+\) exceeds"
+        r"|Error: param_data\.shape"
         r"|KeyError: .(?:model|lm_head|language_model|visual|mtp)\.[\w.]+",
         "the weights are not those of config.json: `deploy up --from shards` checks every hash",
         last=True,

@@ -36,6 +36,7 @@ GPU: tuple[Rule, ...] = (
         r"|type fp8\w* not supported in this architecture|CUDA_ERROR_NO_BINARY_FOR_GPU"
         r"|Error: .*only supported on CUDA devices with compute capability"
         r"|Error: .*only supports? \w+ GPUs or newer"
+        r"|Error: .*only supported on (?:NVIDIA )?(?:Blackwell|Hopper|Ampere|Ada|SM ?\d)"
         r"|Error: .*(?:requires? (?:SM\d|Blackwell|Hopper)|platform does not support)",
         "this GPU cannot run that: another serve.args attention-backend, dtype or quantization, "
         "or an engine.version that has kernels for it",
@@ -48,7 +49,8 @@ GPU: tuple[Rule, ...] = (
         r"|CUDA error: (?:initialization error|system not yet initialized)"
         r"|Unexpected error from cudaGetDeviceCount.*Error (?!80[34])\d+"
         r"|libcuda\.so\.1: cannot open shared object"
-        r"|Failed to initialize NVML|Can't initialize NVML",
+        r"|Failed to initialize NVML|Can't initialize NVML|NVML Shared Library Not Found"
+        r"|NVMLError_(?:LibraryNotFound|DriverNotLoaded|Uninitialized)|Error: nvidia-smi not found",
         "no GPU is usable in the guest: `deploy up --from driver`",
         last=True,
     ),
@@ -72,7 +74,8 @@ GPU: tuple[Rule, ...] = (
     ),
     rule(
         "graph-capture-out-of-memory",
-        r"OutOfMemoryError: CUDA out of memory|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"OutOfMemoryError: CUDA out of memory"
+        r"|CU(?:BLAS|DNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
         r"|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
         r"|Triton Error \[CUDA\]: out of memory",
         "lower serve.args mem-fraction-static or cuda-graph-max-bs",
@@ -100,14 +103,17 @@ GPU: tuple[Rule, ...] = (
     rule(
         "out-of-memory",
         r"OutOfMemoryError: CUDA out of memory|CUDA error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-        r"|CUBLAS_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)|Triton Error \[CUDA\]: out of memory",
+        r"|CU(?:BLAS|DNN)_STATUS_(?:ALLOC_FAILED|NOT_INITIALIZED)"
+        r"|Triton Error \[CUDA\]: out of memory",
         "lower serve.args mem-fraction-static, context-length or max-running-requests",
         next_variant=True,
         last=True,
     ),
     rule(
         "kv-pool-exhausted",
-        r"Error: (?:Prefill|Decode) out of memory\. Try to lower",
+        r"Error: (?:(?:Prefill|Decode) out|Out) of memory\. Try to lower"
+        r"|alloc_req_slots runs out of memory"
+        r"|Out of memory even after retracting all",
         "the KV pool was too small for the requests that ran: lower serve.args "
         "max-running-requests, or raise mem-fraction-static",
         next_variant=True,

@@ -24,7 +24,9 @@ PROGRAM: tuple[Rule, ...] = (
     rule(
         "engine-not-installed",
         r"Error while finding module specification for 'sglang|No module named '?sglang"
-        r"|exec: \S*/python[\d.]*: (?:not found|Permission denied|cannot execute)|bad interpreter",
+        r"|exec: \S*/python[\d.]*: (?:not found|Permission denied|cannot execute)|bad interpreter"
+        r"|\bpython[\d.]*: (?:(?:command )?not found|Permission denied|No such file or directory"
+        r"|cannot execute)|\bsglang: (?:command )?not found",
         "the venv lacks sglang or its Python: `deploy up --from venv`",
     ),
     rule(
@@ -54,6 +56,7 @@ PROGRAM: tuple[Rule, ...] = (
         "compiler-missing",
         r"nvcc: not found|ninja: not found|Could not find (?:nvcc|CUDA installation)"
         r"|CUDA_HOME .*not set|Failed to find C compiler|(?:gcc|g\+\+|c\+\+): not found"
+        r"|No such file or directory: '(?:\S*/)?(?:ninja|nvcc|gcc|g\+\+|c\+\+|cc)'"
         r"|fatal error: [\w./-]+\.(?:h|cuh|hpp): No such file|cannot find -l(?:cuda|cudart"
         r"|nvrtc)\b",
         "this engine compiles kernels at the first start: install nvcc (CUDA toolkit) and ninja",
@@ -69,9 +72,11 @@ PROGRAM: tuple[Rule, ...] = (
     ),
     rule(
         "cuda-fault",
-        r"(?:CUDA [Ee]rror: |with error )(?:an illegal memory access|device-side assert"
+        r"(?:CUDA [Ee]rror: |Triton Error \[CUDA\]: |with error )"
+        r"(?:an illegal memory access|device-side assert"
         r"|unspecified launch failure"
-        r"|misaligned address|invalid argument|launch failed|operation not permitted)",
+        r"|misaligned address|invalid argument|launch failed|operation not permitted)"
+        r"|Error: Failed to run cutlass|Error: cuDNN error: CUDNN_STATUS_EXECUTION",
         "a GPU kernel failed; try the next variant, without speculation",
         next_variant=True,
     ),
@@ -79,15 +84,24 @@ PROGRAM: tuple[Rule, ...] = (
         "nccl",
         r"NCCL error|nccl[A-Z]\w+(?:Error|Usage|Argument)\b|DistBackendError"
         r"|NCCL WARN .*(?:fail|error)|Watchdog caught collective operation timeout"
-        r"|Error: .*peer access is not supported",
+        r"|Error: .*peer access is not supported"
+        r"|nvshmem (?:initialization|setup connections) failed",
         "the GPUs cannot talk to each other; try serve.env NCCL_P2P_DISABLE: '1'",
         passing=True,
+    ),
+    rule(
+        "network-interface",
+        r"Unable to find (?:interface|address) for: |no socket interface found"
+        r"|Error: Invalid IB devices",
+        "no such network interface in the target: correct NCCL_SOCKET_IFNAME and "
+        "GLOO_SOCKET_IFNAME in serve.env (or serve.args disaggregation-ib-device)",
     ),
     rule(
         "distributed-timeout",
         r"DistNetworkError|DistStoreError|Gloo connectFullMesh failed"
         r"|The client socket has (?:timed out|failed to connect)"
-        r"|other ranks that didn't finish loading",
+        r"|other ranks that didn't finish loading"
+        r"|gloo/transport/\S+ (?:Connection closed by peer|Timed out waiting|.*reset by peer)",
         "the ranks did not find each other: see which rank died first",
         passing=True,
     ),
@@ -111,6 +125,15 @@ PROGRAM: tuple[Rule, ...] = (
         next_variant=True,
     ),
     rule(
+        "warm-up-timeout",
+        r"(?:ReadTimeout|TimeoutError): .*(?:127\.0\.0\.1|localhost|0\.0\.0\.0).*Read timed out",
+        "the server's own first request got no answer in time: kernels may have been compiled "
+        "then, so start it once more; the variant without what hangs, where it comes back",
+        next_variant=True,
+        last=True,
+        passing=True,
+    ),
+    rule(
         "process-limit",
         r"can't start new thread|BlockingIOError: \[Errno 11\]|pthread_create failed"
         r"|[Cc]annot fork|fork: (?:retry: )?Resource temporarily unavailable",
@@ -128,6 +151,7 @@ PROGRAM: tuple[Rule, ...] = (
         r"(?:ModuleNotFoundError: |ImportError: (?:cannot import name|.*(?:requires?\b"
         r"|[Pp]lease install))"
         r"|\w+: .* is installed with version .* minimum required"
+        r"|ImportError: numpy\.core\.\w+ failed to import"
         r"|\w+: .* with minimum required version .* is not installed)"
         r"|CuDNN Compatibility Issue Detected",
         "the venv lacks a package or holds a wrong version: `deploy up --from venv`",
@@ -144,7 +168,8 @@ PROGRAM: tuple[Rule, ...] = (
     ),
     rule(
         "crashed",
-        r"Fatal Python error: (?!Aborted)|Segmentation fault|\*\*\* SIG(?:SEGV|BUS|ABRT)|Bus error",
+        r"Fatal Python error: (?!Aborted)|Segmentation fault|\*\*\* SIG(?:SEGV|BUS|ABRT)|Bus error"
+        r"|Illegal instruction",
         "native code crashed; the next variant may do without what crashed",
         next_variant=True,
     ),
@@ -163,7 +188,7 @@ PROGRAM: tuple[Rule, ...] = (
     ),
     rule(
         "asked-to-stop",
-        r"SIGTERM received\.",
+        r"SIGTERM received\.|^KeyboardInterrupt\s*$",
         "somebody stopped the server: run `deploy up` again",
     ),
 )

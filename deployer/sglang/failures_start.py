@@ -24,6 +24,17 @@ START: tuple[Rule, ...] = (
         passing=True,
     ),
     rule(
+        "address-not-here",
+        r"^(?:\[[^\]]*\] )?ERROR: +\[Errno -\d\] ",
+        "serve.host is a name that the target does not know: use 0.0.0.0 or one of its addresses",
+        phases=("server", "ready"),
+    ),
+    rule(
+        "permission",
+        r"\[Errno 13\].*bind on address",
+        "a port below 1024 is only for root: choose another serve.port",
+    ),
+    rule(
         "bad-arguments",
         r"error: unrecognized arguments:|error: argument --|error: ambiguous option:"
         r"|error: the following arguments are required",
@@ -50,7 +61,8 @@ START: tuple[Rule, ...] = (
     ),
     rule(
         "quantization-unsupported",
-        r"Error: (?:Unknown|Invalid) quantization method",
+        r"Error: (?:Unknown|Invalid) quantization method"
+        r"|Error: .*is not supported for quantization method",
         "this engine.version has no such quantization: another serve.args quantization (the "
         "model's config names its own), or another engine.version",
         last=True,
@@ -66,7 +78,8 @@ START: tuple[Rule, ...] = (
         r"does not recognize this architecture|Model architectures .* are not supported"
         r"|has no SG[Ll]ang implementation|Error: .*[Uu]nknown (?:RoPE scaling|rope)[ _]?type"
         r"|Error: `rope_(?:scaling|parameters)` must be"
-        r"|is not supported for model \S+ or model type",
+        r"|is not supported for model \S+ or model type"
+        r"|Error: GGUF model with architecture \S+ is not supported",
         "this engine does not know the model: choose a newer engine.version with its lock",
     ),
     rule(
@@ -79,9 +92,16 @@ START: tuple[Rule, ...] = (
     ),
     rule(
         "model-config-missing",
-        r"Unrecognized model in .*model_type",
+        r"Unrecognized model in .*model_type|Error: Can't load the configuration of",
         "config.json is absent or empty: `deploy up --from shards` completes the weights",
         last=True,
+    ),
+    rule(
+        "model-config-missing",
+        r"Error: Can't load (?:image processor|feature extractor|processor|video processor) for",
+        "preprocessor_config.json (or its like) is absent: `deploy up --from shards`",
+        last=True,
+        passing=True,
     ),
     rule(
         "model-path-missing",
@@ -101,7 +121,9 @@ START: tuple[Rule, ...] = (
     rule(
         "proxy",
         r"Error: .*(?:127\.0\.0\.1|localhost|0\.0\.0\.0).*(?:ProxyError"
-        r"|[Uu]nable to connect to proxy)",
+        r"|[Uu]nable to connect to proxy)"
+        # SGLang's own answers have none of these.
+        r"|Error: res=<Response \[(?:403|407|502|504)\]>",
         "the server's own first request went to a proxy: serve.env NO_PROXY: 127.0.0.1,localhost",
         last=True,
     ),
@@ -144,7 +166,8 @@ START: tuple[Rule, ...] = (
     ),
     rule(
         "hub-unreachable",
-        r"We couldn't connect to 'https?://|Temporary failure in name resolution"
+        r"We couldn't connect to 'https?://|OfflineModeIsEnabled: "
+        r"|Temporary failure in name resolution"
         r"|Error: .*host='[\w.-]*(?:huggingface\.co|hf-mirror"
         r"|modelscope)[\w.-]*'.*Max retries exceeded",
         "the server tried to reach the Hub: model.path must be a complete local folder",

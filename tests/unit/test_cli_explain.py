@@ -199,6 +199,13 @@ def test_a_warning_that_the_launch_outlived_is_no_cause() -> None:
         b"2026-11-30T02:51:30.1Z stderr F ",
         b"sglang-1  | ",
         b"\x1b[32m",
+        b"Nov 30 02:51:30.123456 kpro5 sglang[812]: ",
+        b"\x1b[36m(SGLangWorker pid=38138, ip=10.0.0.1)\x1b[0m ",
+        b"[pod/sglang-0/server] ",
+        b"sglang-0 server ",
+        b"2026-11-30 02:51:30,488 - __main__ - INFO - ",
+        b"[rank0]: ",
+        b"Nov 30 02:51:30 ",
     ],
 )
 def test_stamps_of_journald_containers_and_colours(stamp: bytes) -> None:

@@ -165,6 +165,10 @@ DEATHS: dict[str, Death] = {
         DISTRIBUTED, "RuntimeError: NCCL error: unhandled cuda error (run with NCCL_DEBUG=INFO for "
         "details)",
     ),
+    "network-interface": Death(
+        DISTRIBUTED, "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/"
+        "device.cc:83] ifa != nullptr. Unable to find address for: eth7",
+    ),
     "distributed-timeout": Death(
         DISTRIBUTED, "torch.distributed.DistNetworkError: The client socket has timed out after "
         "600000ms while trying to connect to (127.0.0.1, 31001).",
@@ -232,6 +236,10 @@ DEATHS: dict[str, Death] = {
         WARMUP, "requests.exceptions.ProxyError: HTTPConnectionPool(host='127.0.0.1', "
         "port={port}): Max retries exceeded with url: /model_info (Caused by "
         "ProxyError('Unable to connect to proxy', OSError('Tunnel connection failed: 403')))",
+    ),
+    "warm-up-timeout": Death(
+        WARMUP, "requests.exceptions.ReadTimeout: HTTPConnectionPool(host='127.0.0.1', "
+        "port={port}): Read timed out. (read timeout=600)",
     ),
     "kv-pool-exhausted": Death(
         SERVING, "RuntimeError: Decode out of memory. Try to lower your batch size.\n"
