@@ -29,6 +29,9 @@ CLEAN_UP_S = 20.0
 TELL_S = 5.0
 """After so long without the end of any host it is said who is waited for."""
 
+TURN_S = 0.5
+"""How soon one that waits for others sees an interrupt."""
+
 AGAIN = "run the same command again; it continues where it was"
 
 
@@ -73,8 +76,11 @@ def run_hosts(
     slots: Slots | None = None,
     refusal: Callable[[str], DeployError | None] = lambda host: None,
     waits_for: Callable[[list[str]], None] = lambda hosts: None,
+    after: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, R]:
     """`work(host, deployments)` for every host, in the order of `groups`; one runs in this thread.
+
+    `after`: what is not begun before these others, all earlier in the order, have ended.
 
     `lost(host, error)` is the result of a host that was not begun, or not ended: `refusal` is asked
     before each. `waits_for` is told every few seconds who is still at work. After an interrupt or
@@ -84,7 +90,7 @@ def run_hosts(
     if len(groups) == 1:
         [(host, deployments)] = groups.items()
         return {host: work(host, deployments)}
-    run = _Run(work, cancel or Cancel(), slots or Slots(), waits_for)
+    run = _Run(work, lost, cancel or Cancel(), slots or Slots(), waits_for, after or {})
     try:
         try:
             for host, deployments in groups.items():
@@ -94,6 +100,8 @@ def run_hosts(
                     run.start(host, deployments)
                 else:
                     run.slots.give_back()
+                    run.over[host] = threading.Event()
+                    run.over[host].set()
                     run.results[host] = lost(host, refused)
             run.collect()
         except KeyboardInterrupt:
@@ -118,14 +126,20 @@ class _Run(Generic[R]):
     def __init__(
         self,
         work: Callable[[str, Sequence[Deployment]], R],
+        lost: Callable[[str, DeployError], R],
         cancel: Cancel,
         slots: Slots,
         waits_for: Callable[[list[str]], None],
+        after: Mapping[str, Sequence[str]],
     ) -> None:
         self.cancel = cancel
         self.slots = slots
         self.results: dict[str, R] = {}
+        self.over: dict[str, threading.Event] = {}
+        """Of each host that was begun or refused: has it ended?"""
         self._work = work
+        self._lost = lost
+        self._after = after
         self._waits_for = waits_for
         self._at_work: dict[str, None] = {}
         self._ended: queue.SimpleQueue[tuple[str, R | None, BaseException | None]]
@@ -138,15 +152,28 @@ class _Run(Generic[R]):
             result: R | None = None
             failure: BaseException | None = None
             try:
-                result = self._work(host, deployments)
+                refused = self._turn(host)
+                result = self._lost(host, refused) if refused else self._work(host, deployments)
             except BaseException as error:  # noqa: BLE001 - raised again by collect
                 failure = error
             self.slots.give_back()
+            self.over[host].set()
             self._ended.put((host, result, failure))
 
         # The interpreter does not wait for a daemon: a host that hangs holds nothing up.
         self._at_work[host] = None
+        self.over[host] = threading.Event()
         threading.Thread(target=body, daemon=True, name=f"host {host}").start()
+
+    def _turn(self, host: str) -> DeployError | None:
+        """Returns when those before it have ended; with an error when the run is to end first."""
+        before = [self.over[one] for one in self._after.get(host, ()) if one in self.over]
+        if before:
+            with self.slots.lent():
+                while not all(one.wait(TURN_S) for one in before):
+                    if self.cancel.asked:
+                        return self.cancel.error(host)
+        return None
 
     def collect(self, until: float | None = None) -> None:
         """Takes results until all are there, or until then (monotonic). Raises what `work` did."""

@@ -17,7 +17,7 @@ from deployer.inventory import Replica
 from deployer.model import Facts
 from deployer.names import same_url
 from deployer.remote.transport import Transport
-from deployer.router import EVERY_S, Door, HereDoor, Router, ThereDoor
+from deployer.router import EVERY_S, Door, HereDoor, Router, ThereDoor, told
 from deployer.steps.server_facts import ServerFact
 
 INTERRUPTS = ("driver", "gpus", "container", "stop", "launch")
@@ -110,7 +110,7 @@ class Membership:
         worker = self.router.add(url, api_key=self._server_key)
         self.router.await_ready(url, worker, self.rules.router.ready_s, self._tick)
         self.out = False
-        self._note(f"in {self.rules.router.url} again, and healthy there")
+        self._note(f"in {self.rules.router.url}, and healthy there")
 
     def settle(self, look: Callable[[], Facts], known_good: str) -> None:
         """After a failure: in again when a known-good server serves; what came of it is said.
@@ -157,7 +157,8 @@ class Membership:
                 f"{', '.join(missing)} gets no requests from the router: without this one, fewer "
                 f"than {count - 1} of {count} replicas would serve",
                 where=f"{self.want.id} {STEP}",
-                fix=f"`deploy up {' '.join(missing)}` first",
+                fix=f"`deploy up {' '.join(missing)}` first; or is its `worker_url` another?",
+                evidence=(f"the router lists {told(self.router.workers())}",),
             )
 
     def _tick(self, what: str, spent: float, limit: float) -> None:

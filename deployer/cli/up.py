@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -21,7 +21,6 @@ from deployer.crosscheck import refuse_nodes
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
 from deployer.errors import DeployError, UsageError
-from deployer.events import Bus
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.model import PlanState
 from deployer.multinode import up_nodes
@@ -117,7 +116,7 @@ def run_up(
     alone, servers = _by_server(deployments) if _starts(steps, serves) else (deployments, [])
     if aim is not None:
         refuse_nodes(deployments, name)
-    groups = by_host(alone)
+    groups, after = _units(by_host(alone), servers)
     many = len(groups) > 1 or bool(servers)
     output = Output(
         options,
@@ -145,24 +144,28 @@ def run_up(
         cancel=cancel,
     )
 
-    def lost(host: str, error: DeployError) -> list[DeploymentResult]:
-        return [DeploymentResult(want.id, error=error) for want in groups[host]]
+    def work(unit: str, group: Sequence[Deployment]) -> list[DeploymentResult]:
+        if unit in after:
+            return up_nodes(group, how, output.bus)
+        return up_host(unit, group, how, output.bus)
+
+    def lost(unit: str, error: DeployError) -> list[DeploymentResult]:
+        return [DeploymentResult(want.id, error=error) for want in groups[unit]]
 
     try:
         with deadline(options.timeout):
             done = run_hosts(
                 groups,
-                lambda host, group: up_host(host, group, how, output.bus),
+                work,
                 lost,
                 cancel=cancel,
                 slots=slots,
                 refusal=rollout.refusal,
+                after=after,
             )
-            # After the others: a host may have a server of its own besides.
-            joint = [result for one in servers for result in _nodes(one, how, output.bus)]
     finally:
         output.close()
-    results = [*(result for host in done.values() for result in host), *joint]
+    results = [result for host in done.values() for result in host]
     code = exit_code([result.error for result in results])
     if options.as_json:
         if not quiet:
@@ -197,10 +200,21 @@ def _by_server(
     return alone, list(servers.values())
 
 
-def _nodes(wants: Sequence[Deployment], how: UpOptions, bus: Bus) -> list[DeploymentResult]:
-    if how.cancel.asked:
-        return [DeploymentResult(want.id, error=how.cancel.error(want.id)) for want in wants]
-    return up_nodes(wants, how, bus)
+def _units(
+    groups: Mapping[str, list[Deployment]], servers: Sequence[list[Deployment]]
+) -> tuple[dict[str, list[Deployment]], dict[str, list[str]]]:
+    """What runs in a thread each: hosts, and servers of several nodes by their hosts' names.
+
+    With which of them a server waits for: a host may have a server of its own besides, or two.
+    """
+    units, after = dict(groups), dict[str, list[str]]()
+    hosts = {host: {host} for host in groups}
+    for server in servers:
+        mine = {want.host_name for want in server}
+        name = f"{'+'.join(want.host_name for want in server)}/{server[0].name}"
+        after[name] = [unit for unit, theirs in hosts.items() if theirs & mine]
+        units[name], hosts[name] = server, mine
+    return units, after
 
 
 def _words(deployments: Sequence[Deployment]) -> str:

@@ -54,6 +54,47 @@ def test_a_host_that_hangs_delays_nobody() -> None:
     assert done[2] == "a"
 
 
+def test_what_comes_after_others_waits_for_these_alone() -> None:
+    """`c` is a server of several nodes on the host `b`; `a` hangs."""
+    begun, ended = [], threading.Event()
+
+    def work(host: str, group: object) -> str:
+        begun.append(host)
+        if host == "a":
+            assert ended.wait(10)
+        elif host == "b":
+            time.sleep(0.05)
+            begun.append("b ended")
+        else:
+            ended.set()
+        return host
+
+    done = run_hosts(GROUPS, work, lost, slots=Slots(2), after={"c": ["b"]})
+    assert begun == ["a", "b", "b ended", "c"]
+    assert list(done) == ["a", "b", "c"]
+
+
+def test_what_waits_for_others_ends_with_an_interrupt() -> None:
+    cancel, begun = Cancel(), threading.Event()
+
+    def work(host: str, group: object) -> str:
+        if host == "a":
+            begun.set()
+            while not cancel.asked:
+                time.sleep(0.01)
+            raise Interrupted("interrupted")
+        return host
+
+    def ask() -> None:
+        assert begun.wait(10)
+        cancel.ask(Interrupted("interrupted"))
+
+    threading.Thread(target=ask).start()
+    groups = {name: GROUPS[name] for name in ("a", "c")}
+    with pytest.raises(Interrupted):
+        run_hosts(groups, work, lost, cancel=cancel, after={"c": ["a"]})
+
+
 def test_who_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fleet, "TELL_S", 0.05)
     said: list[list[str]] = []

@@ -94,7 +94,8 @@ def test_not_while_another_one_is_missing(door: Fake) -> None:
     with pytest.raises(StepBlocked, match="kpro7/qwen gets no requests") as caught:
         mine.before("stop")
     assert "fewer than 2 of 3 replicas would serve" in caught.value.what
-    assert caught.value.fix == "`deploy up kpro7/qwen` first"
+    assert caught.value.fix.startswith("`deploy up kpro7/qwen` first")
+    assert caught.value.evidence == (f"the router lists {MINE}, {OTHERS[0]}",)
     assert MINE in served(door)
 
 
