@@ -1,4 +1,4 @@
-"""A gpus step that fails at any of its effects leaves the host as it was: link by link, file by file.
+"""A gpus step that fails at any of its effects leaves the host as it was, link by link.
 
 Every program of the step that changes something is counted; one of them fails, before its effect or
 after it. What is told must then be what a listing of the host says.
