@@ -133,7 +133,7 @@ def help_text(topic: Literal["inventory", "playbook", "lock"]) -> str:
     files = _samples(folder, ending)
     if not files:
         raise FileNotFoundError(f"this installation has no sample files for {topic}")
-    parts = []
+    parts: list[str] = []
     for file in files:
         text = file.read_text(encoding="utf-8")
         if parts:

@@ -8,6 +8,7 @@
 #   lab.sh reset [HOST...]      hosts (default: all, and the hub) as after the first start
 #   lab.sh fault NAME [on|off] [HOST]    default: on, kpro5; of the hub too: as that host meets it
 #   lab.sh faults [all]         the faults that exist; all: each failure and bad answer of a server too
+#   lab.sh deploy COMMAND...    the deploy command on the lab's inventory: lab.sh deploy status --all
 #   lab.sh ssh HOST|HOST-guest [COMMAND...]
 set -eu
 export LC_ALL=C
@@ -38,7 +39,7 @@ compose() {
     elif have docker-compose; then
         docker-compose -p deployer-lab -f "$here/compose.yaml" "$@"
     else
-        die "no Compose: apt-get install docker-compose"
+        die "no Compose: install the plugin (docker compose) or docker-compose"
     fi
 }
 
@@ -359,6 +360,7 @@ all)
     setup
     status=0
     deploy -i "$here/inventory" up kpro5 || status=$?
+    say "more: sh docker/lab.sh deploy status --all; what can go wrong: sh docker/lab.sh faults"
     exit $status ;;
 setup) one_at_a_time; setup ;;
 build) mkdir -p "$build"; make_keys; make_context; build_images ;;
@@ -367,8 +369,9 @@ down) one_at_a_time; compose down -t 1 >/dev/null 2>&1 || die "compose down fail
 reset) one_at_a_time; reset "$@" ;;
 fault) fault "$@" ;;
 faults) list_faults; [ "${1:-}" != all ] || list_server_faults ;;
+deploy) deploy -i "$here/inventory" "$@" ;;
 ssh) login "$@" ;;
 status) status ;;
--h | --help | help) sed -n '2,12s/^# \{0,1\}//p' "$0" ;;
+-h | --help | help) sed -n '2,13s/^# \{0,1\}//p' "$0" ;;
 *) die "unknown command: $command; lab.sh help" ;;
 esac

@@ -52,6 +52,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, 
 
         work = doctor_files.rehash if rehash else doctor_files.clean_partials
         return work(options, deployments)
+    options.no_events("doctor, without --rehash or --clean-partials,")
     me, folder = this_controller(), UpOptions(options.inventory).deploy_dir
     looks = look_at(options, deployments)
     found = {look.host_name: host_findings(look, me, folder) for look in looks}

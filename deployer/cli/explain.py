@@ -44,6 +44,7 @@ def command(options: Options, log: Path, exit_code: int | None) -> int:
 
     Exit code 0: the log shows a server that got ready, and no failure after it. 1: anything else.
     """
+    options.no_events("explain")
     head, tail, size = _read(log)
     if exit_code is not None and 128 < exit_code <= 192:
         exit_code = 128 - exit_code

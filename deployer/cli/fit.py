@@ -102,6 +102,7 @@ def command(
     SGLang's own arithmetic on config.json. Offline; only with HOST the memory in use now is read
     from that host's GPUs. Exit code 1 when it would not start or must not be used.
     """
+    options.no_events("fit")
     if write is not None:
         return _write(options, name, host, write)
     path, playbook = _playbook(options, name)

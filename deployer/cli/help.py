@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, cast
+
 import click
 
 from deployer.cli.options import Options, common
@@ -53,12 +55,16 @@ later run resumes) stays on its disk.
 @click.argument(
     "topic",
     required=False,
-    type=click.Choice(["inventory", "playbook", "migrate", "exit-codes"]),
+    type=click.Choice(["inventory", "playbook", "lock", "migrate", "exit-codes"]),
 )
 @common
 @click.pass_context
 def command(ctx: click.Context, /, options: Options, topic: str | None) -> int:
-    """Explain a topic: inventory, playbook, migrate, exit-codes."""
+    """Explain a topic: inventory, playbook, lock, migrate, exit-codes.
+
+    The first three print a commented sample, to begin a file of your own with.
+    """
+    options.only_talks("help")
     if topic is None:
         click.echo(ctx.find_root().get_help())
     elif topic == "exit-codes":
@@ -68,5 +74,5 @@ def command(ctx: click.Context, /, options: Options, topic: str | None) -> int:
     else:
         from deployer.names import help_text
 
-        click.echo(help_text("inventory" if topic == "inventory" else "playbook"), nl=False)
+        click.echo(help_text(cast(Literal["inventory", "playbook", "lock"], topic)), nl=False)
     return 0

@@ -6,9 +6,9 @@ import time
 
 import click
 
+from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
-from deployer.cli.plain import number
 from deployer.state import DeploymentState, Launch, ValidatedSet
 from deployer.state_file import StateFile
 from deployer.steps.rolled_back import back_document, back_words, record_document, record_words
@@ -25,6 +25,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     A launch that repeats an earlier one says from which to which it went back, by whom, and whether
     that was asked for or came of a failure.
     """
+    options.no_events("history")
     deployments = options.select(words, all_)
     folder = UpOptions(base=options.inventory).deploy_dir / "state"
     states = {name: StateFile(folder, name).load() for name in {d.host_name for d in deployments}}
@@ -49,7 +50,8 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
         )
         return 0
     for name, own in owned.items():
-        click.echo(f"{name}: {len(own.launches)} launches")
+        count = len(own.launches)
+        click.echo(f"{name}: {count} launch{'es' if count != 1 else ''}")
         for launch in own.launches:
             click.echo(_line(launch, launch.id == own.known_good))
             if launch.back is not None:
@@ -63,7 +65,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
 
 def _line(launch: Launch, good: bool) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(launch.started))
-    figures = ", ".join(f"{name} {number(value)}" for name, value in launch.figures.items())
+    figures = short_figures(launch.figures)
     mark = "*" if good else " "
     line = f"{mark} {launch.id:<22} {when}  {launch.variant:<10} {launch.verdict}"
     if less := degraded(launch.variant, launch.instead_of):

@@ -45,6 +45,7 @@ def command(options: Options, word: str, name: str | None, printed: bool, way: W
     changed: the difference is shown, and the exit code is 2. With `--json` it is written only with
     `--yes`. Exit code 1 when there is no GPU of NVIDIA.
     """
+    options.no_events("init")
     if printed and options.as_json:
         raise UsageError("--print and --json exclude each other", fix="--json has the file in it")
     if name is not None and not re.fullmatch(names.HOST_NAME, name):

@@ -27,6 +27,7 @@ def command(options: Options, response: Path) -> int:
     It holds prompt, content, reasoning_content and finish_reason (each may be absent), or is a
     chat completion. Exit code 0: good text. 5: bad. 2: no such JSON.
     """
+    options.no_events("judge")
     answers = read_answers(_read(response), str(response))
     verdicts = [(answer, _judged(answer)) for answer in answers]
     answer, verdict = next((pair for pair in verdicts if not pair[1].good), verdicts[0])

@@ -19,8 +19,15 @@ REDRAWS_PER_S = 4
 class LiveRenderer:
     """Prints changes of state; shows progress below them, redrawn at most 4 times a second."""
 
-    def __init__(self, *, show_plan: bool, verbose: bool, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True, highlight=False)
+    def __init__(
+        self,
+        *,
+        show_plan: bool,
+        verbose: bool,
+        to_stdout: bool = False,
+        console: Console | None = None,
+    ) -> None:
+        self.console = console or Console(stderr=not to_stdout, highlight=False)
         self._style = ""
         self._plain = PlainRenderer(self._write, show_plan=show_plan, verbose=verbose)
         self._under_way = UnderWay()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import click
 
 from deployer.catalog import Catalog
-from deployer.cli.options import Options, common
+from deployer.cli.options import Options, common, complete_target
 from deployer.errors import DeployError, Unreachable, UsageError
 from deployer.names import listed
 from deployer.remote.jobs import LOST_S, JobIdentity, Jobs, JobStatus
@@ -26,7 +26,7 @@ Write = Callable[[str], None]
 
 
 @click.command("logs")
-@click.argument("word", metavar="HOST/NAME")
+@click.argument("word", metavar="HOST/NAME", shell_complete=complete_target)
 @click.option("-f", "--follow", is_flag=True, help="Print what comes, until Ctrl-C.")
 @click.option(
     "-n",
@@ -107,7 +107,7 @@ class LogReader:
             raise UsageError(f"launch {launch} is not on the target", fix=self._history())
         if status is None:
             raise DeployError(
-                f"{self.label} has never been launched", fix=f"`deploy up {self.label}`"
+                f"no launch of {self.label} is on the target", fix=f"`deploy up {self.label}`"
             )
         self._job, self._inode, self._offset = status.identity, status.inode, status.offset
         self._write(self._tail(status, lines))

@@ -34,7 +34,7 @@ COMMANDS = {
     "gc": "Show what old builds, weights and launches take up, and free it.",
     "unlock": "Release a host lock that a dead run left behind.",
     "trust": "Record a host's SSH key after you have compared its fingerprint.",
-    "help": "Explain a topic: inventory, playbook, migrate, exit-codes.",
+    "help": "Explain a topic: inventory, playbook, lock, migrate, exit-codes.",
 }
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -123,7 +123,7 @@ def main() -> None:
         _say("deploy: interrupted", "run the same command again; it continues where it was")
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        _misused(error)
         sys.exit(2)
     except KeyboardInterrupt:
         _say("deploy: interrupted", "run the same command again; it continues where it was")
@@ -153,6 +153,15 @@ def _failed(error: Exception, verbose: bool) -> int:
         "this is a defect of deploy; run again with -v and report the traceback",
     )
     return 1
+
+
+def _misused(error: click.ClickException) -> None:
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        error.show()
+        return
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context is not None else "deploy"
+    _say(f"deploy: {error.format_message().rstrip('.')}", f"see `{command} --help`")
 
 
 def _say(what: str, fix: str) -> None:

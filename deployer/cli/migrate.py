@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from deployer.cli.deadline import deadline
-from deployer.cli.options import Options, common
+from deployer.cli.options import Options, common, complete_target
 from deployer.cli.output import Output, print_json
 from deployer.cli.report import error_dict, print_error
 from deployer.errors import UsageError
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 
 @click.command("migrate")
-@click.argument("source", metavar="SRC")
-@click.argument("destination", metavar="DST")
+@click.argument("source", metavar="SRC", shell_complete=complete_target)
+@click.argument("destination", metavar="DST", shell_complete=complete_target)
 @click.option("--dry-run", is_flag=True, help="Show everything that would happen, touch nothing.")
 @click.option(
     "--abort",
@@ -60,7 +60,7 @@ def command(
     from deployer.migrate import MigrateOptions, migrate
 
     old, new = pair(Catalog.load(options.inventory), source, destination)
-    output = Output(options, show_plan=dry_run)
+    output = Output(options, show_plan=dry_run, plan_err=True)
     asks = not options.yes and not options.jsonl and sys.stdin.isatty() and sys.stderr.isatty()
     word = "Take back" if abort else "Migrate"
 

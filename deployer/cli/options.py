@@ -33,6 +33,16 @@ class Options:
     limit: tuple[str, ...] = ()
     parallel: int | None = None
 
+    def no_events(self, command: str) -> None:
+        """Raises UsageError for --jsonl: the command has a result, and no events on the way."""
+        if self.jsonl:
+            raise UsageError(f"{command} has no --jsonl", fix="use --json")
+
+    def only_talks(self, command: str) -> None:
+        """Raises UsageError for --json and --jsonl: what it says is for people."""
+        if self.as_json or self.jsonl:
+            raise UsageError(f"{command} has no --json", fix="leave out --json and --jsonl")
+
     def select(
         self, words: Sequence[str], all_: bool, variant: str | None = None
     ) -> list[Deployment]:
@@ -83,9 +93,29 @@ def common(command: F) -> F:
     return wrapped  # type: ignore[return-value]
 
 
+def complete_target(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """For the shell: hosts of the inventory and, once one is typed, its deployments."""
+    from deployer.catalog import Catalog
+    from deployer.errors import DeployError
+
+    given = ctx.params.get("inventory") or ctx.find_root().params.get("inventory")
+    try:
+        catalog = Catalog.load(Path(given or "inventory"))
+    except DeployError:
+        # A half-typed line is no place for a message; the command itself will tell.
+        return []
+    names = list(catalog.hosts)
+    if "/" in begun:
+        host = catalog.hosts.get(begun.partition("/")[0])
+        names = [f"{begun.partition('/')[0]}/{name}" for name in host.deployments] if host else []
+    return [name for name in names if name.startswith(begun)]
+
+
 def targets(command: F) -> F:
     """Adds HOST[/NAME]..., --all, and --limit, which goes into the Options."""
-    command = click.argument("words", nargs=-1, metavar="HOST[/NAME]...")(command)
+    command = click.argument(
+        "words", nargs=-1, metavar="HOST[/NAME]...", shell_complete=complete_target
+    )(command)
     command = click.option(
         "--limit",
         multiple=True,

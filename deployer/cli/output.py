@@ -1,4 +1,4 @@
-"""Where events and results go: people read stderr, programs read stdout."""
+"""Where events and results go: what happens on stderr; results, a plan too, on stdout."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from deployer.cli.inorder import InOrder
 from deployer.cli.options import Options
 from deployer.cli.plain import PlainRenderer
 from deployer.events import Bus, Event, Subscriber
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     from deployer.cli.table import TableRenderer
 
 
-def wants_plain() -> bool:
-    """No TTY, CI or NO_COLOR: plain lines."""
+def wants_plain(stream: TextIO | None = None) -> bool:
+    """No TTY, CI or NO_COLOR: plain lines. `stream`: default stderr."""
     return (
-        not sys.stderr.isatty()
+        not (stream or sys.stderr).isatty()
         or bool(os.environ.get("CI"))
         or "NO_COLOR" in os.environ
         or os.environ.get("TERM") == "dumb"
@@ -56,22 +57,33 @@ class Locked:
 class Output:
     """The bus with the subscribers that the options ask for.
 
-    `names`: the deployments, when several hosts are in one run; they share a table then.
+    `names`: the deployments, when several hosts are in one run; they share a table then, or their
+    plans are shown one after the other in this order. `plan_err`: plans go to stderr too.
     """
 
-    def __init__(self, options: Options, *, show_plan: bool, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        show_plan: bool,
+        names: Sequence[str] = (),
+        plan_err: bool = False,
+    ) -> None:
         self.bus = Bus()
         self._lock = threading.Lock()
         self._live: LiveRenderer | TableRenderer | None = None
+        self._plans = names if show_plan else ()
+        self._ordered: InOrder | None = None
         if options.jsonl:
             self._subscribe(JsonLines())
         if options.as_json:
             return
-        if wants_plain():
-            self._subscribe(
-                PlainRenderer(
-                    _to_stderr, show_plan=show_plan, verbose=options.verbose, many=bool(names)
-                )
+        # A plan is what was asked for: it goes where a pipe or a file takes it.
+        result = show_plan and not plan_err and not options.jsonl
+        if wants_plain(sys.stdout if result else sys.stderr):
+            write = click.echo if result else _to_stderr
+            self._show(
+                PlainRenderer(write, show_plan=show_plan, verbose=options.verbose, many=bool(names))
             )
             return
         if names and not show_plan:
@@ -81,8 +93,15 @@ class Output:
         else:
             from deployer.cli.live import LiveRenderer
 
-            self._live = LiveRenderer(show_plan=show_plan, verbose=options.verbose)
-        self._subscribe(self._live)
+            self._live = LiveRenderer(
+                show_plan=show_plan, verbose=options.verbose, to_stdout=result
+            )
+        self._show(self._live)
+
+    def _show(self, renderer: Subscriber) -> None:
+        if self._plans:
+            renderer = self._ordered = InOrder(self._plans, renderer)
+        self._subscribe(renderer)
 
     def _subscribe(self, subscriber: Subscriber) -> None:
         self.bus.subscribe(Locked(subscriber, self._lock))
@@ -101,8 +120,10 @@ class Output:
                     self._live.resume()
 
     def close(self) -> None:
-        """Takes away what is drawn in place."""
+        """Shows what still waits, and takes away what is drawn in place."""
         with self._lock:
+            if self._ordered is not None:
+                self._ordered.close()
             if self._live is not None:
                 self._live.close()
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from deployer import events as ev
+from deployer.cli.planned import planned_lines
 
 PROGRESS_EVERY_S = 30.0
 EVIDENCE_LINES = 3
@@ -13,8 +14,6 @@ EVIDENCE_LINES = 3
 
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
 _CONTROLS |= {ord(blank): " " for blank in "\t\n\r"}
-
-MARKS = {"nothing": "=", "changes": "~", "blocked": "!", "unknown": "?"}
 
 
 def printable(text: str) -> str:
@@ -88,7 +87,7 @@ class PlainRenderer:
             case ev.Probed():
                 return [f"looked in {event.seconds:.2f} s ({event.reason})"] if self.verbose else []
             case ev.StepPlanned():
-                return self._planned(event) if self.show_plan else []
+                return planned_lines(event, verbose=self.verbose) if self.show_plan else []
             case ev.StepStarted():
                 return [f"{event.step:<10} ..."]
             case ev.ChangeStarted():
@@ -119,19 +118,6 @@ class PlainRenderer:
                 return [*lines, _end(event)] if self.many else lines
             case _:
                 return []
-
-    def _planned(self, event: ev.StepPlanned) -> list[str]:
-        lines = [f"{MARKS[event.state]} {event.step:<10} {_words(event)}"]
-        lines += [f"      {note}" for note in event.notes]
-        for change in event.changes:
-            lines.append(f"    + {change['title']}  [{change['where']}]")
-            lines.append(f"      because {change['reason']}")
-            lines += [f"      | {text}" for text in change["runs"].splitlines()]
-            if change["undo"]:
-                lines.append(f"      undo: {change['undo']}")
-        if event.fix:
-            lines.append(f"    -> {event.fix}")
-        return lines
 
     def _progress(self, event: ev.Progress) -> list[str]:
         key, now = (event.deployment, event.step), self.clock()
@@ -164,14 +150,3 @@ def _end(event: ev.RunFinished) -> str:
     if event.exit_code:
         return f"FAILED     {event.summary}"
     return f"ok         {event.summary}"
-
-
-def _words(event: ev.StepPlanned) -> str:
-    if event.state == "nothing":
-        return f"nothing to do: {event.reason}"
-    if event.state == "changes":
-        count = len(event.changes)
-        return f"{count} change{'s' if count != 1 else ''}: {event.reason}"
-    if event.state == "blocked":
-        return f"blocked: {event.reason}"
-    return event.reason

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from deployer.cli.figures import figure_lines
 from deployer.cli.options import Options, common, in_parallel, repins, targets
-from deployer.cli.plain import number
 from deployer.cli.report import print_error
 from deployer.model import PlanState
 
@@ -65,15 +65,21 @@ def plan_document(outcome: Outcome | None) -> list[dict[str, Any]]:
     ]
 
 
-def print_results(results: Sequence[DeploymentResult], dry_run: bool) -> None:
-    """The last lines a person reads: the endpoint, or the cause and the next action."""
+def print_results(
+    results: Sequence[DeploymentResult], dry_run: bool, *, plan_err: bool = True
+) -> None:
+    """The last lines a person reads: the endpoint, or the cause and the next action.
+
+    `plan_err`: the end of a plan goes to stderr, not behind the plan on stdout.
+    """
     for result in results:
         if result.error is not None:
             print_error(result.error)
         elif result.declined:
             click.echo(f"{result.id}: declined; nothing was changed", err=True)
         elif dry_run and result.outcome is not None:
-            click.echo(f"{result.id}: {_counts(result.outcome)}; nothing was changed", err=True)
+            told = f"{result.id}: {_counts(result.outcome)}; nothing was changed"
+            click.echo(told, err=plan_err)
         elif result.result:
             print_endpoint(result)
         elif result.outcome is not None:
@@ -102,9 +108,8 @@ def print_endpoint(result: DeploymentResult) -> None:
     )
     if what.get("degraded"):
         click.echo(f"  {what['degraded']}", err=True)
-    if what["figures"]:
-        figures = ", ".join(f"{name} {number(value)}" for name, value in what["figures"].items())
-        click.echo(f"  measured: {figures}", err=True)
+    for line in figure_lines(what["figures"]):
+        click.echo(f"  {line}", err=True)
     click.echo(f"  changed: {', '.join(changed) if changed else 'nothing'}", err=True)
 
 

@@ -30,8 +30,8 @@ def command(
     Nothing is stopped when the new launch would be refused: by the rules, by the engine's own
     parser, or by its memory arithmetic.
     """
-    if options.as_json:
-        raise UsageError("restart has no --json", fix="use --jsonl, or `up --json --yes`")
+    if options.as_json and not options.yes:
+        raise UsageError("--json never applies without --yes", fix="add --yes")
     deployments = options.select(words, all_, variant)
     return run_up(
         options,

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from deployer.cli.deadline import deadline
-from deployer.cli.options import Options, common
+from deployer.cli.figures import short_figures
+from deployer.cli.options import Options, common, complete_target
 from deployer.cli.output import print_json
-from deployer.cli.plain import number, printable
+from deployer.cli.plain import printable
 from deployer.crosscheck import refuse_nodes
 from deployer.errors import Unreachable, UsageError
 from deployer.rollback import RollBack, made_of, then
@@ -29,7 +30,7 @@ SHOWN = 10
 
 
 @click.command("rollback")
-@click.argument("word", metavar="HOST[/NAME]")
+@click.argument("word", metavar="HOST[/NAME]", shell_complete=complete_target)
 @click.argument("launch", metavar="[LAUNCH]", default="")
 @click.option("--dry-run", is_flag=True, help="Show the steps that it would take, touch nothing.")
 @common
@@ -145,8 +146,7 @@ def _choice(choice: Choice, first: bool, known_good: str) -> list[str]:
         )
     else:
         lines.append("    cannot be gone back to: what it was made from was not kept")
-    if launch.figures:
-        figures = ", ".join(f"{name} {number(value)}" for name, value in launch.figures.items())
+    if figures := short_figures(launch.figures):
         lines.append(f"    measured: {figures}")
     return lines
 

@@ -13,9 +13,9 @@ import click
 from deployer import observe
 from deployer.cancel import Cancel
 from deployer.cli.deadline import deadline
+from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.output import print_json
-from deployer.cli.plain import number
 from deployer.cli.report import error_dict
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, StateUnreadable
@@ -129,6 +129,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
 
     Takes no lock. An unreachable host is a line with the cause, and exit code 3.
     """
+    options.no_events("status")
     deployments = options.select(words, all_)
     looks = look_at(options, deployments)
     code = exit_code([look.error for look in looks])
@@ -267,7 +268,7 @@ def _verdict(one: Mapping[str, Any]) -> str:
         text += f", {one['degraded']}"
     if one["verified"]:
         text += time.strftime(", judged %Y-%m-%d %H:%M:%SZ", time.gmtime(one["verified"]))
-    figures = ", ".join(f"{name} {number(value)}" for name, value in one["figures"].items())
+    figures = short_figures(one["figures"])
     return f"{text} ({figures})" if figures else text
 
 

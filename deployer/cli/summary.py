@@ -17,11 +17,11 @@ TOLD_TOGETHER = (NotStarted, Interrupted, CommandOverdue)
 """What befalls many at once and for one reason."""
 
 
-def print_summary(results: Sequence[DeploymentResult], dry_run: bool) -> None:
-    """On stderr; failures last, each with its evidence and its next action."""
-    colour = None if sys.stderr.isatty() else False
+def print_summary(results: Sequence[DeploymentResult], dry_run: bool, *, err: bool = True) -> None:
+    """Failures last, each with its evidence and its next action. On stderr, or all on stdout."""
+    colour = None if (sys.stderr if err else sys.stdout).isatty() else False
     for line, red in summary_lines(results, dry_run):
-        click.secho(line, fg="red" if red else None, err=True, color=colour)
+        click.secho(line, fg="red" if red else None, err=err, color=colour)
 
 
 def summary_lines(results: Sequence[DeploymentResult], dry_run: bool) -> Iterator[tuple[str, bool]]:

@@ -12,7 +12,7 @@ from deployer import names
 from deployer.catalog import Catalog
 from deployer.cli.ask import agreed
 from deployer.cli.direct import Way, direct, retold, ssh_of
-from deployer.cli.options import Options, common
+from deployer.cli.options import Options, common, complete_target
 from deployer.errors import Unreachable, UsageError
 from deployer.inventory import Ssh
 from deployer.remote.connect import open_host
@@ -21,7 +21,9 @@ from deployer.remote.trust import Offered, fetch, record, seen_by_host
 
 
 @click.command("trust")
-@click.argument("words", nargs=-1, required=True, metavar="HOST...")
+@click.argument(
+    "words", nargs=-1, required=True, metavar="HOST[/VMID]...", shell_complete=complete_target
+)
 @direct
 @common
 def command(options: Options, words: tuple[str, ...], way: Way) -> int:
@@ -31,9 +33,11 @@ def command(options: Options, words: tuple[str, ...], way: Way) -> int:
     asks. `--yes` records it unseen: only sensible where nobody can stand in between. A key that
     *changed* is never replaced: remove the old line yourself, once you know why. What a container
     offers is compared with what its host reads in it, where the host can be asked.
+    HOST/VMID is one container alone.
 
     USER@HOST is a machine that no inventory names yet; --port and the like are for it.
     """
+    options.only_talks("trust")
     direct_words = [word for word in words if "@" in word]
     for word in direct_words:
         _direct(word, way, options)
@@ -48,7 +52,8 @@ def command(options: Options, words: tuple[str, ...], way: Way) -> int:
     catalog = Catalog.load(options.inventory)
     for word in named:
         for name, ssh, vmid in _machines(catalog, word):
-            inside = partial(_inside, catalog, word, vmid, options) if vmid is not None else None
+            host = word.partition("/")[0]
+            inside = partial(_inside, catalog, host, vmid, options) if vmid is not None else None
             while not _recorded(fetch(name, ssh, options.inventory), options, inside):
                 continue
     return 0
@@ -113,8 +118,17 @@ def _compare(offered: Offered, keys: tuple[HostKey, ...]) -> None:
 
 
 def _machines(catalog: Catalog, word: str) -> Iterator[tuple[str, Ssh, int | None]]:
-    host = catalog.host(word)
-    yield word, host.ssh, None
-    for vmid, container in host.containers.items():
-        if container.ssh is not None:
-            yield f"{word}/{vmid}", container.ssh, vmid
+    """The host and its containers with an sshd; of HOST/VMID that container alone."""
+    name, _, only = word.partition("/")
+    host = catalog.host(name)
+    inside = {str(vmid): one for vmid, one in host.containers.items() if one.ssh is not None}
+    if only and only not in inside:
+        raise UsageError(
+            f"no container `{only}` of {name} has an SSH of its own in the inventory",
+            fix=f"containers of {name} that have: {names.listed(inside)}",
+        )
+    if not only:
+        yield name, host.ssh, None
+    for vmid, container in inside.items():
+        if container.ssh is not None and only in ("", vmid):
+            yield f"{name}/{vmid}", container.ssh, int(vmid)

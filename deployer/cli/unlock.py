@@ -6,14 +6,14 @@ import click
 
 from deployer.catalog import Catalog
 from deployer.cli.ask import agreed
-from deployer.cli.options import Options, common
+from deployer.cli.options import Options, common, complete_target
 from deployer.cli.plain import printable
 from deployer.remote.connect import open_host
 from deployer.remote.hostlock import read_lock, unlock
 
 
 @click.command("unlock")
-@click.argument("words", nargs=-1, required=True, metavar="HOST...")
+@click.argument("words", nargs=-1, required=True, metavar="HOST...", shell_complete=complete_target)
 @common
 def command(options: Options, words: tuple[str, ...]) -> int:
     """Release a host lock that a dead run left behind.
@@ -21,6 +21,7 @@ def command(options: Options, words: tuple[str, ...]) -> int:
     A lock of a run that died on this machine is taken over by itself. This is for the others: it
     shows who holds the lock, and asks.
     """
+    options.only_talks("unlock")
     catalog = Catalog.load(options.inventory)
     for word in words:
         transport = open_host(word, catalog.host(word).ssh, options.inventory)

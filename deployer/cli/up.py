@@ -174,9 +174,9 @@ def run_up(
             if result.error is not None:
                 print_error(result.error)
     elif many:
-        print_summary(results, dry_run)
+        print_summary(results, dry_run, err=not dry_run or options.jsonl)
     else:
-        print_results(results, dry_run)
+        print_results(results, dry_run, plan_err=options.jsonl)
     if code == 0 and exit_on_changes and any(r.outcome and r.outcome.pending for r in results):
         return 6
     return code

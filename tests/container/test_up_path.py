@@ -79,9 +79,9 @@ def test_dry_run_shows_every_step(planned: Planned) -> None:
     lines = planned.text.err.splitlines() + planned.text.out.splitlines()
     for step in STEPS:
         assert [row for row in lines if f" {step} " in f"{row} "], f"{step} is missing"
-    assert "unknown until" in planned.text.err
-    assert "nothing was changed" in planned.text.err
-    assert "    | " in planned.text.err.replace("kpro5/tiny     ", ""), "what would run is shown"
+    assert "unknown until" in planned.text.out
+    assert "nothing was changed" in planned.text.out
+    assert "    | " in planned.text.out.replace("kpro5/tiny     ", ""), "what would run is shown"
 
 
 def test_dry_run_changes_nothing(planned: Planned) -> None:
@@ -238,7 +238,7 @@ def test_stopped_guest_is_said_and_started(deployed: Deployed) -> None:
     assert "0000:21:00.0  nvidia" in status.out, "the host is still seen"
     planned = box.project.deploy("plan", "kpro5", "--exit-code")
     assert planned.exit == 6
-    assert "start container 129" in planned.err
+    assert "start container 129" in planned.out
 
 
 def test_runs_are_recorded(deployed: Deployed) -> None:

@@ -161,7 +161,7 @@ def test_an_older_launch_by_its_id(target: Target) -> None:
 
 
 def test_a_launch_that_is_not_there(target: Target) -> None:
-    with pytest.raises(errors.DeployError, match="never been launched"):
+    with pytest.raises(errors.DeployError, match="no launch of kpro5/qwen is on the target"):
         target.reader.begin("", 10)
     target.launch("one", b"x\n")
     with pytest.raises(errors.UsageError, match="launch two is not on the target"):

@@ -101,12 +101,12 @@ def test_a_failed_gate_shows_its_evidence() -> None:
 
 
 def test_a_plan_shows_reason_commands_and_undo() -> None:
-    change = {"title": "bind", "reason": "vfio", "where": "host", "runs": "a\nb", "undo": "c"}
+    change = {"title": "bind", "reason": "held", "where": "host", "runs": "a\nb", "undo": "c"}
     event = ev.StepPlanned("h", "h/d", "gpus", "changes", "vfio", "", (change,))
     assert shown(event, show_plan=True) == [
         "~ gpus       1 change: vfio",
         "+ bind  [host]",
-        "because vfio",
+        "because held",
         "| a",
         "| b",
         "undo: c",

@@ -45,7 +45,7 @@ SERVING = facts(
     *HOST,
     ClockFact(1000 + 100 * 7320, 100),
     ServerFact(job=job(), listening=True, owners=(OURS,), engine="0.5.11"),
-    ServingFact(LAUNCH, "good", 5.0, {"tps": 2}, ""),
+    ServingFact(LAUNCH, "good", 5.0, {"tokens_per_s": 2.0}, ""),
     ShardsFact(files={"a": (3, 7)}),
 )
 Answer = Facts | Exception | Callable[[Sequence[Step]], Facts]
@@ -102,7 +102,7 @@ def test_a_serving_host_as_text(deploy: Callable[..., Result]) -> None:
     assert "container  129 running" in text
     assert f"launch     {LAUNCH} (mtp) serving, pid 70, up 2 h 02 min" in text
     assert "port       listening on 30000, answers" in text
-    assert "verdict    good, judged 1970-01-01 00:00:05Z (tps 2)" in text
+    assert "verdict    good, judged 1970-01-01 00:00:05Z (2 tokens/s alone)" in text
     assert "weights    1 files, not compared" in text
 
 

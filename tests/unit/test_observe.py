@@ -31,7 +31,7 @@ from deployer.steps.venv_facts import ComputeFact
 from tests.unit.hoststeps import SHELLS, A, B, deployment, facts, output, run_script
 
 LAUNCH = "20261130-070000-ab12"
-GOOD = json.dumps({"verdict": "good", "launch": LAUNCH, "verified": 5.0, "figures": {"tps": 2}})
+GOOD = json.dumps({"verdict": "good", "launch": LAUNCH, "verified": 5.0, "figures": {"tokens_per_s": 2}})
 OURS = PortOwner(70, 900, 69, 69, f"server-qwen/{LAUNCH}", "python -m sglang.launch_server")
 STRANGER = PortOwner(26, 5, 26, 1, "", "python3 -m http.server 30000")
 
@@ -52,7 +52,7 @@ def state(manifest: Manifest | None = None) -> DeploymentState:
 def test_a_serving_launch() -> None:
     document = seen(
         ServerFact(job=job(), listening=True, owners=(OURS,), venv=True, engine="0.5.11"),
-        ServingFact(LAUNCH, "good", 5.0, {"tps": 2}, ""),
+        ServingFact(LAUNCH, "good", 5.0, {"tokens_per_s": 2}, ""),
         ClockFact(now=13_000, per_second=100),
         ContainerFacts(status="running"),
     )
@@ -61,7 +61,7 @@ def test_a_serving_launch() -> None:
     assert document["uptime_s"] == 120.0
     assert (document["listening"], document["answers"]) == (True, True)
     assert (document["verdict"], document["verified"]) == ("good", 5.0)
-    assert document["figures"] == {"tps": 2.0}
+    assert document["figures"] == {"tokens_per_s": 2.0}
     assert document["engine"]["version"] == "0.5.11"
     assert document["container"] == {
         "vmid": 129,
