@@ -31,7 +31,7 @@ from serverworld import (
 from deployer import multinode_launch, multinode_node
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
-from deployer.cli.up import _by_server
+from deployer.cli.up import _by_server, _units
 from deployer.crosscheck import refuse_nodes
 from deployer.deployment import Deployment, Node
 from deployer.engine import Outcome
@@ -47,7 +47,7 @@ from deployer.errors import (
     UsageError,
 )
 from deployer.events import Bus
-from deployer.fleet import exit_code
+from deployer.fleet import by_host, exit_code
 from deployer.locallock import LocalLock
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure, Where
 from deployer.multinode import up_nodes
@@ -134,6 +134,19 @@ def test_one_node_means_all_in_rank_order(tree: Path) -> None:
     with pytest.raises(UsageError, match="rollback is not for a server of several nodes"):
         refuse_nodes(select(tree, "kpro5/big"), "rollback")
     refuse_nodes(select(tree, "kpro6/own"), "rollback")
+
+
+def test_a_server_waits_for_its_own_hosts_alone(tree: Path) -> None:
+    alone, servers = _by_server(select(tree, "kpro6"))
+    units, after = _units(by_host(alone), servers)
+    assert {name: [w.id for w in wants] for name, wants in units.items()} == {
+        "kpro6": ["kpro6/own"],
+        "kpro6+kpro5/big": ["kpro6/big", "kpro5/big"],
+    }
+    assert after == {"kpro6+kpro5/big": ["kpro6"]}
+    other = [dataclasses.replace(want, host_name=f"x{want.host_name}") for want in servers[0]]
+    _, after = _units(by_host(alone), [*servers, other, servers[0]])
+    assert list(after.values())[1] == [], "other hosts: nothing to wait for"
 
 
 def test_each_node_is_told_its_place(tree: Path) -> None:
