@@ -22,40 +22,51 @@ KEEP_COPIES = 10
 KEEP_COPY = r"""
 sum_of() { sha1sum <"$1" | cut -d ' ' -f 1; }
 keep_copy() {
-  (umask 077 && mkdir -p "$STATE" && cat "$CONF" >"$STATE/$(sum_of "$CONF").conf") || return 1
+  kept=$STATE/$(sum_of "$CONF").conf
+  if ! (umask 077 && mkdir -p "$STATE" && cat "$CONF" >"$kept.tmp" && mv -f "$kept.tmp" "$kept")
+  then
+    rm -f "$kept.tmp"
+    echo "no copy of $CONF could be kept in $STATE: nothing was changed" >&2
+    return 1
+  fi
   ls -t "$STATE"/*.conf | sed "1,${COPIES}d" | while read -r old; do rm -f "$old"; done
 }
 """
 
-# The lock and the check are those of pct: an edit of another is never overwritten. pmxcfs fixes
-# owner and mode itself and refuses to set them; a rename within the folder is atomic.
+# The lock and the check are those of pct: an edit of another is never overwritten. The check is
+# made again at the last moment, for those who edit without the lock. pmxcfs fixes owner and mode
+# itself and refuses to set them; elsewhere the new file gets those of the old one. A rename within
+# the folder is atomic; what a killed edit left is taken away by the next one, under the lock.
 _EDIT = r"""
 mkdir -p "$LOCKS"
-exec 9>"$LOCKS/pve-config-$VMID.lock"
+exec 9>>"$LOCKS/pve-config-$VMID.lock"
 if ! flock -w 10 9; then
   echo "the configuration of container $VMID is locked by another task" >&2
   exit 1
 fi
-if [ "$(sum_of "$CONF")" != "$BEFORE" ]; then
-  echo "$CONF was changed by another meanwhile; nothing was written" >&2
-  exit 1
-fi
+new=$CONF.deployer.tmp
+refuse() { echo "$1" >&2; exit 1; }
+trap 'rm -f "$new"' EXIT
+trap 'exit 1' HUP INT TERM
+unchanged() {
+  [ "$(sum_of "$CONF")" = "$BEFORE" ] ||
+    refuse "$CONF was changed by another meanwhile; nothing was written"
+}
+unchanged
 keep_copy || exit 1
-if ! cat >"$CONF.deployer.tmp"; then
-  rm -f "$CONF.deployer.tmp"
-  echo "$CONF cannot be written; without quorum /etc/pve is read-only (pvecm status)" >&2
-  exit 1
+cat >"$new" ||
+  refuse "$CONF cannot be written; without quorum /etc/pve is read-only (pvecm status)"
+[ "$(sum_of "$new")" = "$AFTER" ] ||
+  refuse "the new text of $CONF came over broken; nothing was changed"
+owner=$(stat -c %u:%g "$CONF") mode=$(stat -c %a "$CONF")
+if [ "$(stat -c '%u:%g %a' "$new")" != "$owner $mode" ]; then
+  chown "$owner" "$new" && chmod "$mode" "$new" ||
+    refuse "owner and mode of $CONF cannot be kept; nothing was changed"
 fi
-if [ "$(sum_of "$CONF.deployer.tmp")" != "$AFTER" ]; then
-  rm -f "$CONF.deployer.tmp"
-  echo "the new text of $CONF came over broken; nothing was changed" >&2
-  exit 1
-fi
-mv -f "$CONF.deployer.tmp" "$CONF" || { rm -f "$CONF.deployer.tmp"; exit 1; }
-if [ "$(sum_of "$CONF")" != "$AFTER" ]; then
-  echo "$CONF does not hold what was written: look at it" >&2
-  exit 1
-fi
+unchanged
+mv -f "$new" "$CONF" || refuse "$CONF cannot be replaced; nothing was changed (pvecm status)"
+[ "$(sum_of "$CONF")" = "$AFTER" ] ||
+  refuse "$CONF does not hold what was written: look at it"
 """
 
 # pct may end with an error after it has written, and with success when all is only pending: what
