@@ -5,7 +5,8 @@ run with nothing to do waits for nobody. Deployments of one playbook and variant
 first of them that has something to do is the canary, and the others act once it has passed its
 gates. A deployment of the line that is already as wanted has passed them: then there is nothing to
 wait for. One that ends before it changed anything (unreachable, locked, blocked) proves nothing
-about the change, and the next one is the canary.
+about the change, and the next one is the canary; unless it is blocked because an earlier run has
+seen it fail its gates.
 
 Replicas behind one router are a line too, of which one at a time acts, those first that do not
 serve; the line ends with the first that fails, so that no second one goes missing.
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 
 from deployer.cancel import Cancel
 from deployer.deployment import Deployment
-from deployer.errors import DeployError, Interrupted, NotStarted
+from deployer.errors import DeployError, GateFailed, Interrupted, NotStarted
 from deployer.fleet import Slots
 from deployer.names import listed, plain_url
 
@@ -69,7 +70,8 @@ class _Line:
 class Rollout:
     """Asked by every host's thread.
 
-    `canary`: None leaves it to the playbooks. `max_failures`: hosts; None: any number.
+    `canary`: None leaves it to the playbooks. `max_failures`: hosts; None: any number. `serves`:
+    what is changed shall serve afterwards; else replicas need not wait for each other.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Rollout:
         *,
         canary: bool | None = None,
         max_failures: int | None = None,
+        serves: bool = True,
         slots: Slots | None = None,
         cancel: Cancel | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -100,7 +103,7 @@ class Rollout:
             line.ids.append(want.id)
             self._line_of[want.id] = line
             hosts.setdefault(key, set()).add(want.host_name)
-            line.one_by_one = replica is not None
+            line.one_by_one = serves and replica is not None
             wanted = want.playbook.rollout.canary if canary is None else canary
             # One host alone has nobody to be careful for.
             line.passed = len(hosts[key]) < 2 or not (wanted or line.one_by_one)
@@ -155,7 +158,9 @@ class Rollout:
             if error is not None and not isinstance(error, NotStarted | Interrupted):
                 self._failed[id_.partition("/")[0]] = None
             if line.canary == id_ and not line.passed:
-                line.failed = acted and not passed
+                # That it has failed its gates with the same wish before proves as much.
+                before = error is not None and error.exit_code == GateFailed.exit_code
+                line.failed = (acted or before) and not passed
                 if not line.failed:
                     line.canary = ""
             self._changed.notify_all()

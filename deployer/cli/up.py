@@ -128,7 +128,14 @@ def run_up(
     if not (serves and selection.acts(NAMES, "verify")):
         # No gates, nothing for a canary to prove.
         canary = False
-    rollout = Rollout(alone, canary=canary, max_failures=max_failures, slots=slots, cancel=cancel)
+    rollout = Rollout(
+        alone,
+        canary=canary,
+        max_failures=max_failures,
+        serves=serves,
+        slots=slots,
+        cancel=cancel,
+    )
     asks = not options.yes and not options.jsonl and sys.stdin.isatty() and sys.stderr.isatty()
     how = UpOptions(
         base=options.inventory,

@@ -12,7 +12,7 @@ import pytest
 from deployer import rollout
 from deployer.cancel import Cancel
 from deployer.deployment import Deployment
-from deployer.errors import GateFailed, Interrupted, NotStarted, Unreachable
+from deployer.errors import GateFailed, Interrupted, NotStarted, StepBlocked, Unreachable
 from deployer.fleet import Slots
 from deployer.rollout import Rollout
 
@@ -253,6 +253,23 @@ def test_no_second_replica_goes_missing() -> None:
         error = one.ended()
         assert isinstance(error, NotStarted)
         assert error.what == "not started: the replica a/m failed"
+
+
+def test_a_failure_of_an_earlier_run_stops_the_others_too() -> None:
+    policy = Rollout(R)
+    asking = [Asking(policy, one) for one in R[1:]]
+    policy.ended("a/m", None, passed=True)
+    assert asking[0].ended() is None
+    blocked = StepBlocked("launch x has failed its gates", where="b/m verify")
+    blocked.exit_code = GateFailed.exit_code
+    policy.ended("b/m", blocked)
+    error = asking[1].ended()
+    assert isinstance(error, NotStarted) and "the replica b/m failed" in error.what
+
+
+def test_what_shall_not_serve_afterwards_waits_for_nobody() -> None:
+    policy = Rollout(R, canary=False, serves=False)
+    assert [Asking(policy, one).ended() for one in R] == [None, None, None]
 
 
 def test_a_replica_that_hangs_at_the_look_holds_the_others_for_seconds_only() -> None:
