@@ -1,6 +1,6 @@
 """Fifty hosts: `up --all` with nothing to do and `status --all` beside xargs ssh, pyinfra, ansible.
 
-    .venv/bin/python tests/bench/many.py [--hosts 50] [--rounds 3] [--minutes 11] [--bare] [--write]
+    .venv/bin/python tests/bench/many.py [--hosts 50] [--rounds 3] [--minutes 10] [--bare] [--write]
 
 Needs root and Docker (`sh docker/lab.sh setup`). The targets are containers of one image of the
 lab, each a deployed host with a guest, two sshds on ports of loopback, and a server of its own; so
@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hosts", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3, help="at most")
-    parser.add_argument("--minutes", type=float, default=11, help="of the whole bench")
+    parser.add_argument("--minutes", type=float, default=10, help="of the whole bench")
     parser.add_argument("--write", action="store_true", help="keep the result in RESULTS.md")
     parser.add_argument("--at-once", type=int, default=20, help="targets; for all contenders")
     parser.add_argument("--bare", action="store_true", help="sshds with nothing deployed: `plan`")
