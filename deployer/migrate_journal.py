@@ -25,6 +25,10 @@ FOLDER = "/var/lib/deployer/migrations"
 """On a host: <deployment>.json."""
 
 
+class OtherMigration(UsageError):
+    """Another migration of one of the two is under way: in the way as other obstacles are."""
+
+
 @dataclass(frozen=True)
 class Begin:
     """A new migration."""
@@ -72,8 +76,8 @@ def decide(
 ) -> Decision:
     """What a run of `migrate source destination` does. `source_serves`: None when not known.
 
-    Raises UsageError when another migration of one of the two is under way, when this one is being
-    taken back, or when there is none to abort.
+    Raises OtherMigration; UsageError when this one is being taken back, or when there is none to
+    abort.
     """
     known = [record for record in records if record is not None]
     ids = {record.id for record in known}
@@ -81,7 +85,7 @@ def decide(
     ours = newest(one for one in latest if one and _is(one, source, destination))
     for other in latest:
         if other is not None and not other.outcome and not _is(other, source, destination):
-            raise UsageError(
+            raise OtherMigration(
                 f"{_word(other)} is under way, in phase {other.phase}",
                 where=f"{source} -> {destination}",
                 fix=f"finish it (`deploy migrate {other.source} {other.destination}`), or take it "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -26,6 +25,7 @@ from deployer.shell import quote
 from deployer.state import DeploymentState, HostState, Migration
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
+from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.order import all_steps
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.serving_fact import ServingFact
@@ -200,6 +200,14 @@ def trouble(want: Deployment, facts: Facts) -> str:
     return serving.problem
 
 
+def is_stopped(want: Deployment, facts: Facts) -> bool:
+    """Is there provably nobody to ask: a container that is stopped, or that does not exist?"""
+    seen = facts.get(ContainerFacts)
+    if want.vmid is None or seen is None:
+        return False
+    return seen.status == "stopped" or (not seen.exists and "does not exist" in seen.status_text)
+
+
 def with_drain(want: Deployment, drain_s: float) -> Deployment:
     """The deployment whose stop waits at least so long for running requests."""
     stop = want.playbook.stop
@@ -209,8 +217,3 @@ def with_drain(want: Deployment, drain_s: float) -> Deployment:
         update={"stop": stop.model_copy(update={"drain_s": drain_s})}
     )
     return dataclasses.replace(want, playbook=playbook)
-
-
-def clock() -> float:
-    """Unix seconds of this controller."""
-    return time.time()

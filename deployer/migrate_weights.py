@@ -222,10 +222,14 @@ class Lending:
             known_hosts=f"{self.folder}/known_hosts",
         )
 
-    def close(self) -> None:
-        """Takes key, agent and authorization away. Raises Unreachable, StepFailed."""
+    def close(self, *, borrower: bool = True) -> None:
+        """Takes key, agent and authorization away. Raises Unreachable, StepFailed.
+
+        Without `borrower` the destination, which is stopped, keeps a key that opens nothing.
+        """
         self._authorize("")
-        for transport in (self.source.guest, self.destination.guest):
+        guests = (self.source.guest, self.destination.guest)
+        for transport in guests if borrower else guests[:1]:
             transport.run(REMOVE, args=(FOLDER, self.ident), timeout_s=30)
 
     def _authorize(self, line: str) -> None:

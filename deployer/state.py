@@ -168,6 +168,8 @@ class Migration(StateModel):
     """Id of the destination at the router."""
     net: str = ""
     """The network entry that moves, as the source's container had it."""
+    adopted: str = ""
+    """The command of what had the destination's port; `--abort` starts it again."""
     retire: bool = False
     keep_source: bool = False
     figures: dict[str, float] = Field(default_factory=dict)

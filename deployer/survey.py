@@ -16,8 +16,8 @@ from typing import Literal, TypeVar
 from deployer import names
 from deployer.errors import DeployError
 from deployer.inventory import Ssh
-from deployer.migrate_cutover import net_options
 from deployer.model import Probe
+from deployer.pct_net import net_options
 from deployer.remote.batch import ProbeFailed, batch_script, new_nonce, parse_outputs
 from deployer.remote.connect import open_host
 from deployer.remote.sshtry import Door, Tried, try_login

@@ -91,6 +91,13 @@ def _at(document: Document, loc: tuple[int | str, ...], kind: str) -> At:
     return at
 
 
+FORWARDS = ("forward", "forwards", "port_forward", "port_forwards", "dnat", "nat")
+NO_FORWARD = (
+    "a port forward is a rule of a firewall, no part of a container's config, and no rule of yours "
+    "is changed: use cutover.hook (`deploy help migrate` shows one for nft)"
+)
+
+
 def _problem(document: Document, model: type[BaseModel], at: At, details: list[Any]) -> _Problem:
     detail = details[0]
     kind = detail["type"]
@@ -100,6 +107,8 @@ def _problem(document: Document, model: type[BaseModel], at: At, details: list[A
         known = _fields(model, at[:-1])
         near = did_you_mean(str(at[-1]), known)
         fix = "correct the spelling" if near else f"known keys here: {listed(known, 20)}"
+        if "cutover" in at[-3:-1] and at[-1] in FORWARDS:
+            near, fix = "", NO_FORWARD
         what = f"unknown key `{at[-1]}` in {parent}{near}"
         return document.position(at, key=True), what, fix
     if kind == "missing":

@@ -38,7 +38,8 @@ cutover    moves the traffic, as `cutover` of DST's entry says (else of SRC's):
                       back), DEPLOY_FROM, DEPLOY_TO (HOST/NAME), DEPLOY_FROM_URL, DEPLOY_TO_URL,
                       DEPLOY_MODEL and DEPLOY_MIGRATION. It may be run twice. With probe_url the
                       gap that clients see is measured and printed
-             address  an address of its own moves between the containers (pct set)
+             address  an address of its own moves between the containers (pct set), its MAC address
+                      with it; requests that are under way end
              none     (left out) the new endpoint is printed
 settle     DST serves through the cut-over for settle_s; if it fails, the traffic goes back
 stop       SRC drains for at most drain_s and stops (--keep-source: it does not)
@@ -47,7 +48,22 @@ retire     with --retire: SRC's container stops, its GPUs go back to vfio-pci; n
 Killed or cut off in any phase, the same command goes on; a journal is kept here and on both hosts,
 so another controller goes on too. --abort takes back what was done, in any phase and after the end:
 traffic first, then DST is stopped. What DST was given (venv, verified weights, partial files that a
-later run resumes) stays on its disk.
+later run resumes) stays on its disk. What held DST's port and was not started by this tool (allowed
+by stop.old_server: adopt) is started again with its own words and environment.
+
+A port forward is a rule of some host's firewall, no part of a container's config: a hook changes
+it. With nft a map does it in one step, and connections that are open go on to the old server:
+    nft add table ip llm
+    nft 'add map ip llm to { type inet_service : ipv4_addr; }'
+    nft 'add chain ip llm in { type nat hook prerouting priority dstnat; }'
+    nft 'add rule ip llm in ip daddr 192.0.2.9 dnat to tcp dport map @to'
+The hook, where DEPLOY_TO_URL is http://ADDRESS:30000:
+    #!/bin/sh
+    address=${DEPLOY_TO_URL#*//}
+    ssh root@192.0.2.9 nft -f - <<END
+    flush map ip llm to
+    add element ip llm to { 30000 : ${address%:*} }
+    END
 """
 
 

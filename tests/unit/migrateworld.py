@@ -18,15 +18,23 @@ from typing import Any
 import pytest
 import serverworld as world
 
-from deployer import migrate, migrate_cutover, migrate_retire
+from deployer import (
+    migrate,
+    migrate_back,
+    migrate_forward,
+    migrate_hook,
+    migrate_pair,
+    migrate_retire,
+    migrate_router,
+)
 from deployer.deployment import Deployment
 from deployer.errors import GateFailed, Unreachable
 from deployer.events import Bus, Event
 from deployer.inventory import Cutover, Host
 from deployer.migrate import MigrateOptions, MigrateResult
-from deployer.migrate_side import Marked
+from deployer.migrate_side import Marked, parse_mark
 from deployer.migrate_weights import Rate
-from deployer.model import Change, Facts, Plan, Procedure, Where
+from deployer.model import Change, Facts, Plan, ProbeOutput, Procedure, Where
 from deployer.playbook import Peer
 from deployer.remote.jobs import JobIdentity
 from deployer.remote.transport import Answer
@@ -34,6 +42,7 @@ from deployer.router import Reply
 from deployer.state import DeploymentState, HostState, Launch, Migration
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
+from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.server_facts import PortOwner, ServerFact, ServerJob
 from deployer.steps.server_wanted import LaunchNote, fingerprint
 from deployer.steps.serving_fact import ServingFact
@@ -77,6 +86,9 @@ class World:
         self.stop_at: tuple[int, str] | None = None
         self.dark: set[str] = set()
         self.cut_at: tuple[int, str] | None = None
+        self.stopped: set[str] = set()
+        """Hosts whose container is stopped."""
+        self.clock = 0.0
         self.rules = {"settle_s": 1, "drain_s": 0, **cutover}
         state = HostState(host=SRC)
         own = DeploymentState(manifest=MANIFEST, known_good="l-old")
@@ -148,7 +160,7 @@ class World:
         machine = self.machines[want.host_name]
         self.reach(machine.name)
         raw = machine.files.get(f"/var/lib/deployer/migrations/{want.name}.json")
-        marked = Marked(Migration.model_validate_json(raw)) if raw else Marked()
+        marked = parse_mark(ProbeOutput(0, raw or b"", b""))
         job = None
         launch = f"l-{machine.name}-{machine.launches}"
         if machine.serving:
@@ -166,25 +178,27 @@ class World:
         serving = ServingFact(launch if verdict else "", verdict, 1.0, {}, "")
         if machine.name == DST and self.settle_fails and url(DST) in self.workers:
             serving = dataclasses.replace(serving, problem="a short request failed: 500")
-        return Facts({ServerFact: server, ServingFact: serving, Marked: marked})
+        values: dict[type, object] = {ServerFact: server, ServingFact: serving, Marked: marked}
+        if machine.name in self.stopped:
+            values = {Marked: marked, ContainerFacts: ContainerFacts("stopped", conf="")}
+        return Facts(values)
 
     def migrate(self, **words: Any) -> MigrateResult:
         """Runs the command. Raises Killed where it is told to."""
         source, destination = deployment(SRC, self.rules), deployment(DST, self.rules)
-        clock = [0.0]
-
-        def sleep(seconds: float) -> None:
-            clock[0] += seconds
-
         options = MigrateOptions(
             base=self.folder / "inventory",
             environ={},
-            now=lambda: clock[0],
-            sleep=sleep,
+            now=lambda: self.clock,
+            sleep=lambda seconds: self.sleep(seconds),
             **words,
         )
         self.events: list[Event] = []
         return migrate.migrate(source, destination, options, Bus(self.events.append))
+
+    def sleep(self, seconds: float) -> None:
+        """Of the controller."""
+        self.clock += seconds
 
     def migration(self, host: str) -> Migration | None:
         """The journal in the state of a host."""
@@ -324,7 +338,7 @@ class Key:
                 self.world.keys.add(host)
         return Peer(address="kpro6", path="/srv/models/tiny")
 
-    def close(self) -> None:
+    def close(self, *, borrower: bool = True) -> None:
         for host in (SRC, DST):
             with self.world.effect(host, "no key"):
                 self.world.keys.discard(host)
@@ -353,11 +367,14 @@ def build(monkeypatch: pytest.MonkeyPatch, folder: Path, cutover: dict[str, Any]
     monkeypatch.setattr(
         migrate, "all_steps", lambda retry=False: [Fake(name, made) for name in names]
     )
-    monkeypatch.setattr(migrate, "down_steps", lambda: [Fake("down", made)])
-    monkeypatch.setattr(migrate, "Lending", Key)
-    monkeypatch.setattr(migrate, "measure", lambda side, want, manifest, source: made.rates[source])
-    monkeypatch.setattr(migrate_cutover, "HereDoor", lambda url, key: made)
-    monkeypatch.setattr(migrate_cutover, "run_hook", hook(made))
+    monkeypatch.setattr(migrate_pair, "down_steps", lambda: [Fake("down", made)])
+    monkeypatch.setattr(migrate_back, "Lending", Key)
+    monkeypatch.setattr(migrate_forward, "Lending", Key)
+    monkeypatch.setattr(
+        migrate_forward, "measure", lambda side, want, manifest, source: made.rates[source]
+    )
+    monkeypatch.setattr(migrate_router, "HereDoor", lambda url, key: made)
+    monkeypatch.setattr(migrate_hook, "run_hook", hook(made))
 
     def retire(side: Any) -> None:
         machine = made.machines[side.want.host_name]

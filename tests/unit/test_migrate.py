@@ -13,6 +13,7 @@ from migrateworld import DST, SRC, Killed, World, url
 from deployer.errors import UsageError
 from deployer.events import Note
 from deployer.migrate_weights import Rate
+from deployer.state import Migration
 
 ROUTER: dict[str, Any] = {"router": {"url": "http://router"}}
 HOOK: dict[str, Any] = {"hook": {"command": ["x"]}}
@@ -225,6 +226,103 @@ def test_a_destination_that_fails_while_it_settles_loses_the_traffic_again(make:
     world.settle_fails = False
     assert world.migrate().error is None
     assert_moved(world)
+
+
+def settling(world: World, *, waits: int = 1000, dies: bool = False) -> None:
+    """The destination goes dark while it settles, for so many waits of the controller."""
+    clock, slept = world.sleep, [0]
+
+    def sleep(seconds: float) -> None:
+        slept[0] += 1
+        if slept[0] == 1:
+            world.dark.add(DST)
+            world.machines[DST].serving = not dies
+        elif slept[0] > waits:
+            world.dark.discard(DST)
+        clock(seconds)
+
+    world.sleep = sleep  # type: ignore[method-assign]
+
+
+def test_a_destination_that_is_dark_for_a_moment_while_it_settles(make: Make) -> None:
+    world = make()
+    settling(world, waits=3)
+    result = world.migrate()
+    assert result.error is None, result.error
+    assert world.clock >= 3
+    assert_moved(world)
+
+
+def test_a_destination_that_stays_dark_keeps_the_traffic_while_the_router_finds_it_well(
+    make: Make,
+) -> None:
+    world = make()
+    settling(world)
+    result = world.migrate()
+    assert result.exit_code == 3 and "nobody finds it bad" in str(result.error)
+    assert world.workers == {url(DST): True} and world.machines[SRC].serving
+    world.dark.clear()
+    assert world.migrate().error is None
+    assert_moved(world)
+
+
+def test_a_dark_destination_that_the_router_finds_dead_loses_the_traffic(make: Make) -> None:
+    world = make()
+    settling(world, dies=True)
+    result = world.migrate()
+    assert result.exit_code == 5 and "the traffic is back at kpro6/qwen" in str(result.error)
+    assert world.workers == {url(SRC): True}
+
+
+def test_another_migration_is_one_obstacle_among_others(make: Make) -> None:
+    world = make()
+    world.machines[SRC].good = False
+    other = Migration(id="m0", source=f"{SRC}/qwen", destination="kpro7/qwen", phase="launch")
+    path = "/var/lib/deployer/migrations/qwen.json"
+    world.machines[SRC].files[path] = other.model_dump_json().encode()
+    result = world.migrate()
+    assert result.error is not None and len(result.error.evidence) == 2
+    assert "kpro6/qwen -> kpro7/qwen (m0) is under way" in result.error.evidence[0]
+    world.machines[SRC].files[path] = b'{"id": "from the future", "colour": 1}'
+    result = world.migrate()
+    assert result.error is not None and len(result.error.evidence) == 2
+    assert "cannot be read" in result.error.evidence[0]
+    assert not world.effects
+
+
+def test_another_run_between_the_look_and_the_lock(make: Make) -> None:
+    world = make()
+    other = Migration(id="m9", source="a/b", destination=f"{SRC}/qwen", phase="launch", started=9.0)
+
+    def confirm(lines: list[str]) -> bool:
+        path = "/var/lib/deployer/migrations/qwen.json"
+        world.machines[SRC].files[path] = other.model_dump_json().encode()
+        return True
+
+    result = world.migrate(confirm=confirm)
+    assert result.exit_code == 1 and "in the meantime" in str(result.error)
+    assert not world.effects
+
+
+def test_an_abort_while_a_host_is_dark_does_not_say_that_there_is_none(make: Make) -> None:
+    world = make()
+    world.dark.add(SRC)
+    assert world.migrate(abort=True).exit_code == 3
+    world.dark.clear()
+    assert "no migration to abort" in str(world.migrate(abort=True).error)
+
+
+def test_an_abort_with_a_stopped_container_has_nothing_to_stop_there(make: Make) -> None:
+    world = make()
+    world.stop_at = (4, "after")
+    with pytest.raises(Killed):
+        world.migrate()
+    world.stop_at = None
+    world.stopped.add(DST)
+    result = world.migrate(abort=True)
+    assert result.error is None, result.error
+    assert any(isinstance(one, Note) and "is stopped: nothing" in one.text for one in world.events)
+    assert_back(world)
 
 
 def test_keep_source(make: Make) -> None:

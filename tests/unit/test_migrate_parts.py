@@ -12,17 +12,9 @@ import pytest
 import serverworld as world
 
 from deployer.errors import StepFailed, UsageError
-from deployer.inventory import AddressCutover, Cutover, HookCutover, Ssh
-from deployer.migrate_cutover import (
-    cutover_of,
-    drop_words,
-    give_words,
-    holds,
-    moved,
-    run_hook,
-    worker_url,
-)
+from deployer.inventory import Cutover, HookCutover, Ssh
 from deployer.migrate_gap import Gap, Ledger, Meter
+from deployer.migrate_hook import run_hook
 from deployer.migrate_journal import (
     PHASES,
     Begin,
@@ -45,6 +37,7 @@ from deployer.migrate_preflight import (
     source_obstacles,
 )
 from deployer.migrate_side import Marked, mark_path, parse_mark, trouble, with_drain
+from deployer.migrate_way import cutover_of
 from deployer.migrate_weights import (
     LendingPeer,
     Login,
@@ -392,24 +385,6 @@ def test_a_hook_that_fails_or_hangs(code: str, timeout: float, said: str) -> Non
         run_hook(HookCutover(command=["/nowhere/x"]), {}, {})
 
 
-RULE = AddressCutover(interface="net1", ip="192.0.2.50/24")
-
-
-def test_an_address_moves_with_its_network_but_not_its_mac() -> None:
-    old = holds(conf(OLD), RULE)
-    assert old is not None and holds(conf("net1: name=eth1,ip=dhcp\n"), RULE) is None
-    assert holds(conf(""), RULE) is None
-    there = conf("net0: name=eth1,bridge=vmbr0,ip=dhcp\n")
-    value = moved(old, RULE, there)
-    assert value == "name=eth0,bridge=vmbr1,ip=192.0.2.50/24,tag=7"
-    assert drop_words(129, RULE) == ("pct", "set", "129", "--delete", "net1")
-    assert give_words(130, RULE, value) == ("pct", "set", "130", "--net1", value)
-    with pytest.raises(StepFailed, match="is in use"):
-        moved(old, RULE, conf("net1: name=eth1,ip=dhcp\n"))
-    with pytest.raises(StepFailed, match="no container has"):
-        moved("", RULE, there)
-
-
 def test_whose_cutover_counts() -> None:
     def entry(want: Any, **words: Any) -> Any:
         return dataclasses.replace(want, entry=want.entry.model_copy(update=words))
@@ -419,9 +394,10 @@ def test_whose_cutover_counts() -> None:
     assert cutover_of(entry(WANT, cutover=mine), WANT) is mine
     other = Cutover.model_validate({"hook": {"command": ["x"]}})
     assert cutover_of(entry(WANT, cutover=mine), entry(WANT, cutover=other)).kind == "hook"
-    assert worker_url(entry(WANT, url="https://x/")) == "https://x"
-    assert worker_url(entry(WANT, url="https://x/", worker_url="http://10.0.0.1:3/")) == (
-        "http://10.0.0.1:3"
+    assert entry(WANT, url="https://x/").worker_url == "https://x"
+    assert (
+        entry(WANT, url="https://x/", worker_url="http://10.0.0.1:3/").worker_url
+        == "http://10.0.0.1:3"
     )
     assert with_drain(WANT, 30).playbook.stop.drain_s == 30
     assert with_drain(WANT, 0) is WANT

@@ -1,0 +1,280 @@
+"""The phases of a migration that bring the model to the destination, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from deployer import migrate_adopted, migrate_retire
+from deployer.deployment import Deployment
+from deployer.errors import DeployError, GateFailed, Unreachable
+from deployer.events import Progress
+from deployer.migrate_journal import PHASES, after
+from deployer.migrate_pair import Pair
+from deployer.migrate_relay import relay
+from deployer.migrate_side import trouble
+from deployer.migrate_weights import Lending, Rate, choose, measure, with_source
+from deployer.model import Facts, PlanState
+from deployer.state import Manifest
+from deployer.up import address
+
+STEPS = {
+    "prepare": ("driver", "gpus", "container", "venv"),
+    "weights": ("shards",),
+    "launch": ("stop", "launch", "verify"),
+}
+LOOK_EVERY_S = 2.0
+"""While the destination settles."""
+DARK_S = 30.0
+"""How long it may be dark meanwhile, when the way of the traffic has nothing against it."""
+
+
+class Forward:
+    """From the phase of the journal to the end."""
+
+    def __init__(self, pair: Pair) -> None:
+        self.pair = pair
+        self.source, self.destination = pair.source, pair.destination
+
+    def begin(self, *, resumed: bool) -> None:
+        """Locks both hosts and writes the first record, unless one goes on."""
+        pair, source, destination = self.pair, self.source, self.destination
+        pair.lock(source)
+        facts = pair.lock(destination)
+        record = pair.record
+        if not resumed:
+            goods = [one for one in source.own.launches if one.verdict == "good"]
+            record.started = time.time()
+            record.source_variant = goods[-1].variant if goods else ""
+            record.served_before = not trouble(destination.want, facts)
+        if not record.cut and not record.adopted:
+            record.adopted = migrate_adopted.keep(destination, facts)
+        pair.enter(record.phase if resumed else PHASES[0])
+
+    def go(self) -> None:
+        """The phases, from the journal's on; the ones before the cut-over look again anyway."""
+        actions: dict[str, Callable[[], object]] = {
+            "prepare": lambda: self.bring("prepare"),
+            "weights": self.weights,
+            "launch": self.launch,
+            "cutover": self.cut_over,
+            "settle": self.settle,
+            "stop": self.stop_source,
+            "retire": self.retire,
+        }
+        phase = self.pair.record.phase
+        if PHASES.index(phase) <= PHASES.index("cutover"):
+            # Something may have happened to the destination since: nothing is taken on trust.
+            phase = PHASES[0] if not self.pair.record.cut else "launch"
+        while phase:
+            if PHASES.index(phase) > PHASES.index(self.pair.record.phase):
+                self.pair.enter(phase)
+            with self.pair.told(phase):
+                actions[phase]()
+            phase = after(phase)
+        self.pair.finish("done")
+        where = address(self.destination.want)
+        kept = "still runs" if self.pair.record.keep_source else "is stopped"
+        self.pair.result.done = (
+            f"{self.destination.want.id} serves {self.destination.want.playbook.model.served_name} "
+            f"at {where}; {self.source.want.id} {kept}"
+        )
+
+    def bring(self, phase: str, want: Deployment | None = None) -> Facts:
+        """The steps of `up` that belong to the phase."""
+        side = self.destination
+        try:
+            return side.bring(side.only(*STEPS[phase]), want=want)
+        except DeployError as error:
+            if not self.pair.record.cut:
+                self.source.note(phase, self.of_source())
+            if not error.fix:
+                error.fix = "run the same command again, or --abort"
+            raise
+
+    def of_source(self) -> str:
+        """What may be said of the source after a failure before the cut-over, as seen now."""
+        name = self.source.want.id
+        try:
+            why = trouble(self.source.want, self.source.gather())
+        except DeployError as error:
+            return f"{name} was not touched; it cannot be looked at now: {error.what}"
+        return f"{name} was not touched" + (f", and yet: {why}" if why else " and serves")
+
+    def weights(self) -> None:
+        """From the faster source; the key for the copy is gone when it is over, well or not."""
+        side = self.destination
+        facts = side.gather()
+        [shards] = side.only("shards")
+        manifest = side.own.manifest
+        lending = Lending(self.source, side, self.pair.record.id)
+        plan = shards.plan(side.want, facts, side.own)
+        if plan.state is PlanState.NOTHING or manifest is None:
+            self.end_lending(lending)
+            self.bring("weights")
+            return
+        want = side.want
+        if self.pair.record.weights_from not in ("hub", "relay"):
+            self.pair.record.lending = True
+            self.pair.save()
+            try:
+                peer = lending.open(manifest)
+                want = with_source(side.want, peer, "peer")
+            except Unreachable:
+                raise
+            except DeployError as error:
+                side.note("weights", f"no copy from {self.source.want.id}: {error.what}", "warning")
+                rate = measure(side, side.want, manifest, "hub")
+                self.pair.record.weights_from = "hub" if rate.bytes_per_s > 0 else "relay"
+            else:
+                if not self.pair.record.weights_from:
+                    self.pair.record.weights_from = self.faster(want)
+                want = with_source(side.want, peer, self.pair.record.weights_from)
+            self.pair.save()
+        try:
+            if self.pair.record.weights_from == "relay":
+                self.relay(manifest)
+            self.bring("weights", want)
+        except Unreachable:
+            # The download goes on there by itself and needs the key; the next run ends both.
+            raise
+        except DeployError as error:
+            self.end_lending_after(error, lending)
+            raise
+        self.end_lending(lending)
+
+    def faster(self, want: Deployment) -> str:
+        """Measures both sources."""
+        side, manifest = self.destination, self.destination.own.manifest
+        if manifest is None:
+            return "hub"
+        rates: dict[str, Rate] = {}
+        for source in ("peer", "hub"):
+            rates[source] = measure(side, want, manifest, source)
+            self.pair.record.figures[f"{source}_bytes_per_s"] = rates[source].bytes_per_s
+        chosen = choose(rates["peer"], rates["hub"])
+        first = {
+            "peer": "the copy comes first",
+            "hub": "the Hub comes first",
+            "relay": "so it goes through this machine",
+        }[chosen]
+        told = f"from {self.source.want.id}: {rates['peer']}; from the Hub: {rates['hub']}; {first}"
+        side.note("weights", told)
+        return chosen
+
+    def relay(self, manifest: Manifest) -> None:
+        """Through this machine, where nothing else goes; the shards step then judges it."""
+        side, source = self.destination, self.source
+        began = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            where = (side.want.host_name, side.want.id, "weights")
+            self.pair.bus.emit(Progress(*where, "relay", float(done), float(total), "B"))
+
+        sent = relay(
+            (source.guest, source.want.playbook.model.path),
+            (side.guest, side.want.playbook.model.path),
+            list(manifest.files),
+            progress,
+        )
+        self.pair.record.figures["relay_bytes_per_s"] = sent / max(time.monotonic() - began, 1e-3)
+
+    def end_lending(self, lending: Lending) -> None:
+        """No key, no agent and no authorization are left."""
+        if self.pair.record.lending:
+            lending.close()
+            self.pair.record.lending = False
+            self.pair.save()
+
+    def end_lending_after(self, error: DeployError, lending: Lending) -> None:
+        """The same when the copy has failed, whose error stays the one that is told."""
+        try:
+            self.end_lending(lending)
+        except DeployError as other:
+            error.add(f"and the key for the copy is still on the source: {other.what}")
+
+    def launch(self) -> None:
+        """Started and proven while the source serves. Raises GateFailed (exit code 5)."""
+        facts = self.bring("launch")
+        if why := trouble(self.destination.want, facts):
+            raise GateFailed(
+                f"it does not serve as proven: {why}",
+                where=self.destination.want.id,
+                fix="`deploy logs`; then run the same command again, or --abort",
+            )
+
+    def cut_over(self) -> None:
+        """The traffic moves; from the first act on, `--abort` moves it back."""
+        if not self.pair.record.cut:
+            self.pair.record.cut = True
+            self.pair.save()
+        self.pair.moved("forward")
+
+    def settle(self) -> None:
+        """The destination serves through the cut-over for the settle time, else it goes back.
+
+        While it cannot be looked at, the way of the traffic is asked in its place. Raises
+        GateFailed when the traffic went back, Unreachable when it stayed dark and nobody finds it
+        bad.
+        """
+        way, side, options = self.pair.way(), self.destination, self.pair.options
+        began = options.now()
+        dark: float | None = None
+        while True:
+            try:
+                why = trouble(side.want, side.gather()) or way.problem("forward")
+                dark = None
+            except Unreachable as error:
+                now = options.now()
+                dark = now if dark is None else dark
+                why = way.seen_by_clients("forward")
+                if not why and now - dark >= DARK_S:
+                    error.add("the traffic is there, and nobody finds it bad")
+                    raise
+                why = why and f"{error.what}; {why}"
+                began = now
+            if why:
+                self.fall_back(why)
+            spent = options.now() - began
+            if dark is None and spent >= way.rules.settle_s:
+                return
+            what = "serves through the cut-over" if dark is None else "does not answer us"
+            side.progress("settle", what, spent, way.rules.settle_s)
+            left = way.rules.settle_s - spent if dark is None else LOOK_EVERY_S
+            options.sleep(min(LOOK_EVERY_S, left))
+
+    def fall_back(self, why: str) -> None:
+        """The traffic goes back to the source, which still runs. Always raises GateFailed."""
+        if because := trouble(self.source.want, self.source.gather()):
+            raise GateFailed(
+                f"it failed while it settled ({why}), and the source cannot take over: {because}",
+                where=self.destination.want.id,
+                fix="`deploy logs` on both; --abort starts the source again",
+            )
+        self.pair.moved("back")
+        self.pair.record.cut = False
+        self.pair.record.phase = "launch"
+        self.pair.save(may_be_dark=self.destination)
+        raise GateFailed(
+            f"it failed while it settled: {why}; the traffic is back at {self.source.want.id}",
+            where=self.destination.want.id,
+            fix="correct it, then run the same command again; or --abort",
+        )
+
+    def stop_source(self) -> None:
+        """Drained and stopped, after a last look at the destination."""
+        if self.pair.record.keep_source:
+            self.source.note("stop", f"{self.source.want.id} is kept (--keep-source)")
+            return
+        if why := trouble(self.destination.want, self.destination.gather()):
+            raise GateFailed(
+                f"it does not serve as proven: {why}; {self.source.want.id} was not stopped",
+                where=self.destination.want.id,
+                fix="run the same command again, or --abort",
+            )
+        self.pair.drain_and_stop(self.source, "forward")
+
+    def retire(self) -> None:
+        """Only with --retire, and never of a source that is kept."""
+        if self.pair.record.retire and not self.pair.record.keep_source:
+            migrate_retire.retire(self.source)
