@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import ClassVar
 
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
-from deployer.gc import GcFact, Known, Row, decide, freeable
-from deployer.gc_scripts import look_probe, removal
+from deployer.gc import Known, decide, freeable
+from deployer.gc_found import GcFact, HostUsed, Row
+from deployer.gc_look import host_probe, look_probe
+from deployer.gc_scripts import removal
 from deployer.model import Change, Facts, Plan, Probe, Shell
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
 from deployer.steps.shards_figures import size_text
+from deployer.steps.venv_build import UV_CACHE
 
 REMOVE_S = 600.0
 """For one folder: a checkpoint of many files on a slow disk."""
@@ -33,11 +37,20 @@ class Collect(Step):
         self.done = False
 
     def probes(self, want: Deployment) -> list[Probe]:
-        """One look."""
+        """One look; and one of the host at who uses the same, where the model runs in a guest."""
         known = self.knowing(want, None)
-        builds = known.builds()
+        builds, models = known.builds(), known.models()
         links = [root.removesuffix(".builds") for root in builds]
-        return [look_probe(builds, links, known.models(), known.jobs(), want.guest)]
+        look = look_probe(
+            builds,
+            links,
+            models,
+            known.jobs(),
+            want.guest,
+            cache=UV_CACHE,
+            names=known.names(),
+        )
+        return [look] if want.vmid is None else [look, host_probe([*builds, *models, UV_CACHE])]
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """One change a folder."""
@@ -46,6 +59,10 @@ class Collect(Step):
             return Plan.unknown("container", facts.silent.get(want.guest, ""))
         if fact.problem:
             return Plan.blocked(fact.problem, f"look at {want.id} by hand", exit_code=1)
+        host = facts.get(HostUsed) or HostUsed()
+        if host.problem:
+            return Plan.blocked(host.problem, f"look at {want.host_name} by hand", exit_code=1)
+        fact = dataclasses.replace(fact, used=(*fact.used, *host.used))
         rows = decide(self.knowing(want, state), fact)
         self.shown.setdefault(want.id, rows)
         gone = [row for row in rows if row.goes]
@@ -56,7 +73,7 @@ class Collect(Step):
         links = sorted(fact.links)
         changes = [
             Change(
-                f"free {row.found.kind} {row.found.path} ({size_text(row.found.size)})",
+                f"free {row.found.kind} {row.found.path} ({size_text(row.found.freed)})",
                 row.why,
                 Shell(want.guest, removal(row.found, links), REMOVE_S),
                 "none: `up` and `rollback` bring builds and weights again",

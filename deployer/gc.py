@@ -9,67 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from deployer.deployment import Deployment
+from deployer.gc_found import Found, GcFact, Kind, Row, inside
 from deployer.recipe import Recipe
+from deployer.rollback_choice import choose
 from deployer.state import DeploymentState, Launch
 from deployer.steps.server_wanted import server_job_name
 from deployer.steps.shards_download import job_name
 from deployer.steps.shards_figures import size_text
 
-Kind = Literal["venv", "weights", "launch", "job", "trash"]
-
 INTERRUPTED = "left by a gc that was interrupted"
-
-
-@dataclass(frozen=True)
-class Found:
-    """One folder on the target. `size` in bytes on disk, `changed` Unix seconds of the target.
-
-    `ours`: it holds our record or mark. `foreign`: files in a model's folder that are not in our
-    hash record. `job` and `alive`: of a folder of jobs; `current`: the newest one of its name.
-    """
-
-    kind: Kind
-    path: str
-    size: int
-    changed: int = 0
-    ours: bool = True
-    foreign: int = 0
-    job: str = ""
-    alive: bool = False
-    current: bool = False
-
-    @property
-    def id(self) -> str:
-        """The folder's own name."""
-        return self.path.rpartition("/")[2]
-
-
-@dataclass(frozen=True)
-class GcFact:
-    """What a look has found. `used`: paths below the looked-at folders that processes hold, by an
-    open file, their program, a mapping or their working directory. `named`: model folder -> jobs
-    whose script names it. `free`: folder -> free bytes of its file system.
-    """
-
-    problem: str = ""
-    found: tuple[Found, ...] = ()
-    links: dict[str, str] = field(default_factory=dict)
-    """engine.venv -> the build that it points to."""
-    used: tuple[str, ...] = ()
-    named: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    free: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Row:
-    """What becomes of a folder: `why` says why it is kept, or may go."""
-
-    found: Found
-    goes: bool
-    why: str
+KINDS: tuple[Kind, ...] = ("venv", "weights", "launch", "job", "cache")
+NOT_OURS = "not known to be ours"
+MOUNTED = "a file system is mounted in it"
+CACHE = "uv's cache: with it, the next build fetches less"
 
 
 @dataclass(frozen=True)
@@ -85,13 +39,18 @@ class Known:
     others: dict[str, str] = field(default_factory=dict)
 
     @property
-    def precious(self) -> list[Launch]:
-        """The known-good launch, and what a rollback under way needs."""
-        record = self.own.rollback
-        ids = {self.own.known_good}
+    def precious(self) -> dict[str, tuple[Launch, str]]:
+        """Id -> launch, and why: the known-good one, what a rollback under way needs, and what
+        `rollback` would go back to.
+        """
+        own, record = self.own, self.own.rollback
+        ids = {}
+        if (target := choose(own, "", self.want.id).launch) is not None:
+            ids[target.id] = "`deploy rollback` goes back to it"
         if record is not None and not record.outcome:
-            ids |= {record.to, record.left}
-        return [one for one in self.own.launches if one.id in ids]
+            ids |= dict.fromkeys((record.to, record.left), "the rollback under way needs it")
+        ids[own.known_good] = "the known-good launch"
+        return {one.id: (one, ids[one.id]) for one in own.launches if one.id in ids}
 
     def model_of(self, launch: Launch) -> str:
         """The folder of a launch's weights."""
@@ -112,6 +71,13 @@ class Known:
         used += [self.model_of(one) for one in reversed(self.own.launches)]
         return [path for path in dict.fromkeys(used) if path]
 
+    def names(self) -> list[str]:
+        """Paths that may be other names of what is looked at."""
+        launches = [one for one, _ in self.precious.values()]
+        own = [self.want.playbook.model.path, *(one.venv for one in launches)]
+        own += [self.model_of(one) for one in launches]
+        return sorted({path for path in [*own, *self.others] if path})
+
     def jobs(self) -> list[str]:
         """The names of this deployment's jobs, the server's first."""
         name = self.want.name
@@ -123,14 +89,12 @@ class Known:
         ]
 
 
-def inside(path: str, folder: str) -> bool:
-    """Is `path` the folder, or below it?"""
-    return path == folder or path.startswith(f"{folder}/")
-
-
 def decide(known: Known, fact: GcFact) -> list[Row]:
     """A row for each folder that was found; what may go, and why the rest stays."""
-    rows = [Row(one, True, INTERRUPTED) for one in fact.found if one.kind == "trash"]
+    rows = []
+    for one in fact.found:
+        if one.kind == "trash":
+            rows.append(Row(one, not one.mounted, MOUNTED if one.mounted else INTERRUPTED))
     kinds = sorted({(KINDS.index(one.kind), one.job) for one in fact.found if one.kind != "trash"})
     for number, job in kinds:
         group = [one for one in fact.found if (one.kind, one.job) == (KINDS[number], job)]
@@ -138,13 +102,12 @@ def decide(known: Known, fact: GcFact) -> list[Row]:
     return rows
 
 
-KINDS: tuple[Kind, ...] = ("venv", "weights", "launch", "job")
-NOT_OURS = "not known to be ours"
-
-
 def _group(known: Known, fact: GcFact, kind: Kind, found: Sequence[Found]) -> list[Row]:
     """Of one kind, and of one name of jobs."""
-    judge = {"venv": _venv, "weights": _weights, "launch": _launch, "job": _job}[kind]
+    judge = {
+        **{"venv": _venv, "weights": _weights, "launch": _launch},
+        **{"job": _job, "cache": _cache},
+    }[kind]
     keep, rows = _count(known, kind), []
     least = [(one, _in_use(one, fact) or judge(known, one, fact)) for one in found]
     # What stays in any case counts too: two builds are kept, not two besides.
@@ -157,9 +120,9 @@ def _group(known: Known, fact: GcFact, kind: Kind, found: Sequence[Found]) -> li
             rows.append(Row(one, True, f"older than the newest {keep}{_setting(kind)}"))
         else:
             kept += 1
-            low = _low(known, one, fact) if kind in ("venv", "weights") else ""
+            low = _low(known, one, fact) if kind in ("venv", "weights", "cache") else ""
             why = low or f"one of the newest {keep}{_setting(kind)}"
-            rows.append(Row(one, bool(low), why))
+            rows.append(Row(one, bool(low), low or CACHE if kind == "cache" else why))
     return rows
 
 
@@ -173,7 +136,7 @@ def _order(known: Known, found: Sequence[Found]) -> list[Found]:
 
 def _count(known: Known, kind: str) -> int:
     keep, serve = known.want.playbook.keep, known.want.playbook.serve
-    counts = {"venv": keep.venvs, "weights": keep.models, "launch": serve.keep_launches}
+    counts = {"venv": keep.venvs, "weights": keep.models, "launch": serve.keep_launches, "cache": 1}
     return counts.get(kind, keep.jobs)
 
 
@@ -191,31 +154,56 @@ def _low(known: Known, one: Found, fact: GcFact) -> str:
 
 
 def _in_use(one: Found, fact: GcFact) -> str:
-    if any(inside(path, one.path) for path in fact.used):
+    if one.mounted:
+        return MOUNTED
+    if any(one.holds(path) for path in fact.used):
         return "a process uses it"
     return "its job runs" if one.alive else ""
 
 
 def _venv(known: Known, one: Found, fact: GcFact) -> str:
     for link, target in fact.links.items():
-        if inside(target, one.path):
+        if one.holds(target):
             return f"{link} points to it"
-    if any(launch.venv and inside(launch.venv, one.path) for launch in known.precious):
-        return "the known-good launch ran in it"
-    if whose := known.others.get(one.path):
-        return f"{whose} uses it"
-    if any(job.alive and job.job == f"venv-{known.want.name}" for job in fact.found):
-        return "a build is at work"
+    for launch, why in known.precious.values():
+        if launch.venv and _touches(launch.venv, one, fact):
+            return f"launch {launch.id} ran in it: {why}"
+    for path, whose in known.others.items():
+        if _touches(path, one, fact):
+            return f"{whose} uses it"
+    if why := _through(known, one, fact):
+        return why
+    if fact.building:
+        return f"a build is at work ({fact.building[0]})"
     return "" if one.ours else f"{NOT_OURS}: it has no record of a build"
 
 
+def _through(known: Known, one: Found, fact: GcFact) -> str:
+    """A process that was started through engine.venv, which may have pointed here then."""
+    launches = {launch.id: launch for launch in known.own.launches}
+    for process in fact.through:
+        if not inside(one.path, f"{process.link}.builds"):
+            continue
+        launch = launches.get(process.job.rpartition("/")[2])
+        if launch is None or not launch.venv:
+            return (
+                f"pid {process.pid} was started through {process.link}, and shows no build that it "
+                "runs from"
+            )
+        if _touches(launch.venv, one, fact):
+            return f"launch {launch.id} runs in it"
+    return ""
+
+
 def _weights(known: Known, one: Found, fact: GcFact) -> str:
-    if one.path == known.want.playbook.model.path:
+    if _touches(known.want.playbook.model.path, one, fact):
         return "the playbook's model"
-    if any(known.model_of(launch) == one.path for launch in known.precious):
-        return "the known-good launch's model"
-    if whose := _whose(known.others, one.path):
-        return f"{whose} uses it"
+    for launch, why in known.precious.values():
+        if (model := known.model_of(launch)) and _touches(model, one, fact):
+            return f"launch {launch.id} had these weights: {why}"
+    for path, whose in known.others.items():
+        if _touches(path, one, fact):
+            return f"{whose} uses it"
     ours = set(known.jobs())
     strangers = [job for job in fact.named.get(one.path, ()) if job not in ours]
     if strangers:
@@ -227,16 +215,18 @@ def _weights(known: Known, one: Found, fact: GcFact) -> str:
     return ""
 
 
-def _whose(others: dict[str, str], path: str) -> str:
-    found = (who for used, who in others.items() if inside(used, path) or inside(path, used))
-    return next(found, "")
+def _touches(path: str, one: Found, fact: GcFact) -> bool:
+    """Is `path` this folder, in it, or around it, by any name?"""
+    names = {path, fact.real.get(path, path)}
+    mine = {one.path, one.real or one.path}
+    return any(inside(name, own) or inside(own, name) for name in names for own in mine)
 
 
 def _launch(known: Known, one: Found, fact: GcFact) -> str:
     if one.current:
         return "the newest launch"
-    if one.id in {launch.id for launch in known.precious}:
-        return "the known-good launch"
+    if one.id in known.precious:
+        return known.precious[one.id][1]
     return "" if one.ours else f"{NOT_OURS}: it is no folder of a job"
 
 
@@ -246,9 +236,15 @@ def _job(known: Known, one: Found, fact: GcFact) -> str:
     return "" if one.ours else f"{NOT_OURS}: it is no folder of a job"
 
 
+def _cache(known: Known, one: Found, fact: GcFact) -> str:
+    if fact.building:
+        return f"a build is at work ({fact.building[0]})"
+    return "" if one.ours else f"{NOT_OURS}: uv has not marked it as a cache"
+
+
 def freeable(rows: Sequence[Row]) -> int:
     """Bytes."""
-    return sum(row.found.size for row in rows if row.goes)
+    return sum(row.found.freed for row in rows if row.goes)
 
 
 def used_by(
@@ -262,6 +258,6 @@ def used_by(
     for want in deployments:
         found[want.playbook.model.path] = want.id
         known = Known(want, states.get(want.id, DeploymentState()))
-        for launch in known.precious:
+        for launch, _ in known.precious.values():
             found |= {path: want.id for path in (launch.venv, known.model_of(launch)) if path}
     return found

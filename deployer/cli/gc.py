@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from deployer.deployment import Deployment
     from deployer.engine import Outcome
-    from deployer.gc import Known, Row
+    from deployer.gc import Known
+    from deployer.gc_found import Row
     from deployer.gc_here import Local
     from deployer.state import DeploymentState
 
@@ -140,12 +141,15 @@ def table(name: str, rows: Sequence[Row]) -> list[str]:
         return [f"{name}: nothing was found"]
     goes = [row for row in rows if row.goes]
     total = sum(row.found.size for row in rows)
-    free = sum(row.found.size for row in goes)
+    free = sum(row.found.freed for row in goes)
     lines = [f"{name}: {size_text(total)} in {len(rows)} folders, {size_text(free)} may go"]
     for row in sorted(rows, key=lambda one: one.goes):
         word = "goes" if row.goes else "kept"
         one = row.found
-        lines.append(f"  {word}  {one.kind:<8} {size_text(one.size):>10}  {one.path}: {row.why}")
+        line = f"  {word}  {one.kind:<8} {size_text(one.size):>10}  {one.path}: {row.why}"
+        if one.shared:
+            line += f"; {size_text(one.shared)} of it have other names and stay"
+        lines.append(line)
     return lines
 
 
@@ -166,6 +170,7 @@ def _row(row: Row) -> dict[str, object]:
         "kind": one.kind,
         "path": one.path,
         "bytes": one.size,
+        "frees": one.freed,
         "goes": row.goes,
         "why": row.why,
     }

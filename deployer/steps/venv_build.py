@@ -14,6 +14,7 @@ from deployer.shell import assignments, quote
 from deployer.steps.venv_facts import OWN_UV, normal
 
 NO_INDEX = "none"
+UV_CACHE = "/opt/deployer/cache/uv"
 STALL_S = 900.0
 """A big wheel may be compiled or unpacked for minutes without a byte of growth."""
 
@@ -157,7 +158,7 @@ def build_job(
         "FLAGS": " ".join(flags),
     }
     exported = {
-        "UV_CACHE_DIR": "/opt/deployer/cache/uv",
+        "UV_CACHE_DIR": UV_CACHE,
         "UV_PYTHON_INSTALL_DIR": "/opt/deployer/python",
         "UV_NO_PROGRESS": "1",
         # Not hard links: a file patched by hand in a build would come back from the cache.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from deployer import session, up
+from deployer import collecting, gc_look, session, up
 from deployer.catalog import Catalog
 from deployer.cli import main
 from deployer.errors import Unreachable
@@ -74,6 +75,10 @@ class Box:
 
             def close(self, on_problem: Any) -> None: ...
 
+        # Nothing of this machine itself.
+        monkeypatch.setattr(collecting, "UV_CACHE", str(folder / "cache" / "uv"))
+        look = functools.partial(gc_look.look_probe, root=str(folder / "jobs"))
+        monkeypatch.setattr(collecting, "look_probe", look)
         monkeypatch.setattr(up, "HostSession", Session)
         monkeypatch.setattr(session, "HostSession", Session)
 
@@ -142,7 +147,9 @@ def test_gc_frees_the_weights_that_no_launch_needs(box: Box) -> None:
     own = DeploymentState(launches=[Launch(id="1", variant="mtp", started=1.0, argv=argv)])
     own.known_good = "1"
     box.save(own)
-    assert "the known-good launch's model" in box.deploy("gc", "h", "--yes").output
+    assert (
+        "launch 1 had these weights: the known-good launch" in box.deploy("gc", "h", "--yes").output
+    )
     own.known_good = ""
     box.save(own)
     assert box.deploy("gc", "h", "--yes").return_value == 0
@@ -174,7 +181,7 @@ def test_rollback_says_what_there_is(box: Box) -> None:
     assert done.return_value == 0
     assert "h/q: goes back to launch 20261101-a" in done.output
     assert "venv: there; weights: 1 files to fetch (5 bytes)" in done.output
-    assert "measured: tokens_per_s 50" in done.output and "add --yes" in done.output
+    assert "measured: 50 tokens/s alone" in done.output and "add --yes" in done.output
     told = json.loads(box.deploy("--json", "rollback", "h", "20261101").stdout)
     assert (told["to"], told["now"], told["why"]) == ("20261101-a", new.id, "asked for")
     assert told["choices"][0]["venv"] == "there"

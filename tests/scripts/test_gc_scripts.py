@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from deployer.gc import Found, GcFact, Kind
-from deployer.gc_scripts import MARK, TRASH, look_probe, parse_look, removal
+from deployer.gc_found import Found, GcFact, HostUsed, Kind, Through
+from deployer.gc_look import host_probe, look_probe, parse_host, parse_look
+from deployer.gc_scripts import MARK, TRASH, removal
 from deployer.model import ProbeOutput, Where
 from deployer.remote.jobs import Jobs
 from tests.local_transport import SHELLS, LocalTransport, shell_path
@@ -55,11 +56,17 @@ class World:
             (path / file).write_text("x")
         return path
 
-    def look(self) -> GcFact:
+    @property
+    def cache(self) -> Path:
+        return self.folder / "cache" / "uv"
+
+    def look(self, *names: Path) -> GcFact:
         models = [str(path) for path in sorted((self.folder / "models").glob("*"))]
-        names = ["server-q", "venv-q", "absent"]
+        jobs = ["server-q", "venv-q", "absent"]
         probe = look_probe(
-            [str(self.builds)], [str(self.link)], models, names, Where.GUEST, str(self.jobs)
+            *([str(self.builds)], [str(self.link)], models, jobs, Where.GUEST, str(self.jobs)),
+            cache=str(self.cache),
+            names=[str(name) for name in names],
         )
         answer = self.transport.run(probe.script, timeout_s=60)
         assert answer.exit == 0, answer.error_text
@@ -126,6 +133,7 @@ def test_the_look(world: World, holders: list[subprocess.Popen[bytes]]) -> None:
     world.model("m")
     world.model("odd", "notes.txt", ".hidden")
     (world.folder / "models" / "bare").mkdir()
+    world.model("z")
     (world.jobs / "server-other" / "1").mkdir(parents=True)
     (world.jobs / "server-other" / "1" / "script").write_text(
         f"x --model-path '{world.folder}/models/m'\n"
@@ -135,7 +143,7 @@ def test_the_look(world: World, holders: list[subprocess.Popen[bytes]]) -> None:
     told = {one.id: one for one in fact.found}
     assert {name: one.ours for name, one in told.items()} == {
         **{"one": True, "two": True, "half": True, "strange": False},
-        **{"m": True, "odd": True, "bare": False},
+        **{"m": True, "odd": True, "bare": False, "z": True},
     }
     assert told["one"].size >= 5000 and told["one"].changed > 1_700_000_000
     assert (told["m"].foreign, told["odd"].foreign, told["bare"].foreign) == (0, 2, 0)
@@ -257,3 +265,141 @@ def test_who_opens_it_in_between_keeps_it(world: World) -> None:
         stop.set()
         user.join()
     assert lost == [] and path.exists()
+
+
+def test_by_its_real_name_too(world: World, holders: list[subprocess.Popen[bytes]]) -> None:
+    """The folder of the builds is a symlink to another disk: processes show the real path."""
+    real = world.folder / "disk"
+    world.builds.rmdir()
+    real.mkdir()
+    world.builds.symlink_to(real)
+    path = world.build("one")
+    world.link.symlink_to(real / "one")
+    hold("map", real / "one", holders)
+    fact = world.look(world.builds / "one", Path("/nowhere/x"))
+    [one] = fact.found
+    assert (one.path, one.real, one.mounted) == (str(path), str(real / "one"), False)
+    assert fact.used == (f"{real}/one/lib/a.py",) and one.holds(fact.used[0])
+    assert fact.real[str(path)] == str(real / "one")
+    world.link.unlink()
+    assert world.remove("venv", path) == "held a process uses it"
+
+
+def test_started_through_the_link(world: World, holders: list[subprocess.Popen[bytes]]) -> None:
+    """`engine.venv/bin/python` is the system's program: nothing shows the build behind it."""
+    first = world.build("one")
+    (first / "bin").mkdir()
+    (first / "bin" / "python").symlink_to(sys.executable)
+    world.link.symlink_to(first)
+    code = "import mmap, sys; print(1, flush=True); f = sys.argv[1:] and open(sys.argv[1]); input()"
+    program = f"{world.link}/bin/python"
+    for job, *words in (("server-q/l1",), ("",), ("x/1", f"{first}/lib/a.py")):
+        process = subprocess.Popen(
+            [program, "-c", code, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"DEPLOYER_JOB": job} if job else {},
+        )
+        holders.append(process)
+        assert process.stdout is not None and process.stdout.readline() == b"1\n"
+    ours, strange, seen = holders
+    deadline = time.monotonic() + 20
+    while len(world.look().used) < 1 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert set(world.look().through) == {
+        Through(str(world.link), ours.pid, "server-q/l1"),
+        Through(str(world.link), strange.pid),
+    }, seen.pid
+
+
+def test_what_has_another_name_stays_on_the_disk(world: World) -> None:
+    """As a hub's cache that shares its blobs: names in the folder, and one elsewhere."""
+    path = world.model("m")
+    blob, own = world.folder / "blob", path / "big"
+    blob.write_bytes(b"x" * 300_000)
+    os.link(blob, path / "shard")
+    own.write_bytes(b"y" * 200_000)
+    os.link(own, path / "again")
+    one = world.found("m")
+    assert 300_000 <= one.shared < 320_000 and 500_000 <= one.size < 600_000
+    assert one.foreign == 3 and 200_000 <= one.freed < 300_000
+
+
+def test_the_cache(world: World, holders: list[subprocess.Popen[bytes]]) -> None:
+    world.cache.mkdir(parents=True)
+    (world.cache / "wheel").write_text("x")
+    assert not world.found("uv").ours
+    assert world.remove("cache", world.cache) == "held not known to be ours"
+    (world.cache / "CACHEDIR.TAG").touch()
+    assert world.found("uv").kind == "cache" and world.found("uv").ours
+    assert world.remove("cache", world.cache) == "removed"
+    assert list(world.cache.parent.iterdir()) == []
+
+
+def test_a_build_of_anybody_is_seen(world: World) -> None:
+    jobs = Jobs(world.transport, str(world.jobs))
+    job = jobs.start("venv-other", "1", "sleep 60")
+    try:
+        assert world.look().building == ("venv-other",)
+    finally:
+        assert jobs.stop(job, grace_s=5).stopped
+
+
+def test_two_looks_at_once_are_no_use(world: World) -> None:
+    """What a look runs holds the folders that it looks at; another does not take it for a user."""
+    for number in range(100):
+        (world.build("one") if not number else world.builds / "one" / str(number)).mkdir(
+            exist_ok=True
+        )
+    stop, fault = threading.Event(), []
+
+    def other() -> None:
+        while not stop.is_set():
+            fault.extend(world.look().used)
+
+    threads = [threading.Thread(target=other) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    script = host_probe([str(world.builds), str(world.folder / "models")]).script
+    for _ in range(3):
+        answer = world.transport.run(script, timeout_s=60)
+        fault.extend(parse_host(ProbeOutput(answer.exit, answer.stdout, answer.stderr)).used)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert fault == []
+
+
+def test_the_host_tells_who_uses_a_folder(
+    world: World, holders: list[subprocess.Popen[bytes]]
+) -> None:
+    path = world.model("m")
+    holders.append(
+        subprocess.Popen(["sh", "-c", "read x", "sh", f"--model={path}"], stdin=subprocess.PIPE)
+    )
+    script = host_probe([str(path), "/nowhere"]).script
+
+    def seen() -> HostUsed:
+        answer = world.transport.run(script, timeout_s=60)
+        return parse_host(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
+
+    deadline = time.monotonic() + 20
+    while not seen().used and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert seen() == HostUsed(used=(str(path),))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+def test_what_something_is_mounted_in_stays(world: World) -> None:
+    path = world.build("one")
+    inner = path / "lib" / "a b"
+    inner.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "none", str(inner)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip(f"no mount here: {done.stderr.decode()}")
+    try:
+        assert world.found("one").mounted
+        assert world.remove("venv", path) == "held a file system is mounted in it"
+    finally:
+        subprocess.run(["umount", str(inner)], check=True)
+    assert not world.found("one").mounted and world.remove("venv", path) == "removed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from serverworld import MANIFEST, FakeJobs, FakeTransport, context, deployment, 
 from deployer.cli.gc import table
 from deployer.collecting import Collect
 from deployer.errors import StateUnreadable, StepFailed
-from deployer.gc import Found, GcFact, Known, Row, decide, freeable, used_by
+from deployer.gc import Known, decide, freeable, used_by
+from deployer.gc_found import Found, GcFact, HostUsed, Row, Through
 from deployer.gc_here import KEPT_RUNS, free_here, look_here
-from deployer.gc_scripts import MARK, REMOVE, TRASH, look_probe, parse_look, removal
+from deployer.gc_look import host_probe, look_probe, parse_host, parse_look
+from deployer.gc_scripts import MARK, REMOVE, TRASH, removal
 from deployer.kept import Kept
-from deployer.model import PlanState, ProbeOutput
+from deployer.model import PlanState, ProbeOutput, Where
 from deployer.recipe import recipe_of
 from deployer.remote.transport import Answer
 from deployer.state import DeploymentState, HostState, Launch, RolledBack
@@ -61,7 +64,7 @@ def test_builds_are_kept_by_use_then_by_number() -> None:
     assert told == {
         "a": (False, "/opt/venvs/qwen points to it"),
         "b": (True, "older than the newest 2 (keep.venvs)"),
-        "c": (False, "the known-good launch ran in it"),
+        "c": (False, "launch g ran in it: the known-good launch"),
         "d": (True, "older than the newest 2 (keep.venvs)"),
         "e": (False, "a process uses it"),
         "f": (False, "kpro5/other uses it"),
@@ -88,8 +91,10 @@ def test_what_is_not_provably_ours_stays() -> None:
     assert all(not told[name][0] and "not known to be ours" in told[name][1] for name in "xyz")
     assert not told["a"][0] and not told["b"][0]
     job = Found("job", "/jobs/venv-qwen/1", 1, job="venv-qwen", alive=True)
-    told = why(decide(known(), GcFact(found=(*builds("a", "b", "c"), job), free=PLENTY)))
-    assert told["c"] == (False, "a build is at work") and told["1"] == (False, "its job runs")
+    at_work = GcFact(found=(*builds("a", "b", "c"), job), free=PLENTY, building=("venv-qwen",))
+    told = why(decide(known(), at_work))
+    assert told["c"] == (False, "a build is at work (venv-qwen)")
+    assert told["1"] == (False, "its job runs")
 
 
 def models(*paths: str, **more: Any) -> tuple[Found, ...]:
@@ -116,7 +121,7 @@ def test_weights() -> None:
     )
     told = why(decide(known(own, others={"/srv/models/shared": "kpro5/other"}), fact))
     assert told["tiny"] == (False, "the playbook's model")
-    assert told["good"] == (False, "the known-good launch's model")
+    assert told["good"] == (False, "launch good had these weights: the known-good launch")
     assert told["old"][0] and told["older"][0]
     assert told["shared"] == (False, "kpro5/other uses it")
     assert told["named"] == (False, "server-other, of another deployment, names it")
@@ -129,9 +134,107 @@ def test_weights() -> None:
 def test_a_model_folder_that_holds_anothers_stays() -> None:
     own = state()
     own.launches = [launch("l", argv=["py", "--model-path", "/srv/models"])]
-    whole = known(own, others={"/srv/models/other": "kpro5/other"})
-    rows = decide(whole, GcFact(found=models("/srv/models")))
-    assert why(rows)["models"] == (False, "kpro5/other uses it")
+    whole = known(own, others={"/data/models/other": "kpro5/other"})
+    found = (*models("/srv/models", "/data/models", "/x/y"),)
+    told = why(decide(whole, GcFact(found=found, real={"/data/models/other": "/x/y/z"})))
+    assert told["models"] == (False, "kpro5/other uses it") == told["y"]
+    rows = {row.found.path: row.why for row in decide(whole, GcFact(found=found))}
+    assert rows["/srv/models"] == "the playbook's model", "it lies in it"
+
+
+def test_by_another_name_it_is_the_same_folder() -> None:
+    """/srv/models is a symlink; an old launch had the real path."""
+    own = state()
+    own.launches = [
+        launch("a", argv=["py", "--model-path", "/data/models/tiny"], venv="/data/v.builds/a"),
+        launch("b", argv=["py", "--model-path", "/data/models/x"]),
+    ]
+    own.known_good = "a"
+    found = (
+        *models("/data/models/tiny", "/data/models/x", "/data/models/y"),
+        Found("venv", f"{BUILDS}/a", 1, real="/data/v.builds/a"),
+        Found("venv", f"{BUILDS}/b", 1, real="/data/v.builds/b"),
+        Found("venv", f"{BUILDS}/c", 1, real="/data/v.builds/c"),
+        Found("venv", f"{BUILDS}/d", 1, real="/data/v.builds/d"),
+    )
+    fact = GcFact(
+        found=found,
+        links={"/opt/venvs/qwen": "/data/v.builds/b"},
+        used=("/data/v.builds/c/lib/x.so",),
+        real={"/srv/models/tiny": "/data/models/tiny"},
+    )
+    told = why(decide(known(own), fact))
+    assert told["tiny"] == (False, "the playbook's model")
+    assert told["a"][1] == "launch a ran in it: the known-good launch"
+    assert told["b"][1] == "/opt/venvs/qwen points to it"
+    assert told["c"] == (False, "a process uses it") and told["d"][0]
+
+
+def test_what_rollback_goes_back_to_stays() -> None:
+    own = state()
+    own.launches = [
+        launch("old", venv=f"{BUILDS}/e", fingerprint="1", verdict="stopped", verified=1.0),
+        launch("new", venv=f"{BUILDS}/a", fingerprint="2", verdict="good"),
+    ]
+    own.known_good = "new"
+    told = why(decide(known(own), GcFact(found=builds("a", "b", "c", "d", "e"))))
+    assert told["e"] == (False, "launch old ran in it: `deploy rollback` goes back to it")
+    assert [name for name in "abcde" if told[name][0]] == ["b", "c", "d"]
+
+
+def test_what_was_started_through_the_link_may_run_from_any_build() -> None:
+    own = state()
+    own.launches = [launch("l1", venv=f"{BUILDS}/b")]
+    link = BUILDS.removesuffix(".builds")
+    fact = GcFact(found=builds("a", "b", "c", "d"), links={link: f"{BUILDS}/a"})
+    alone = dataclasses.replace(fact, through=(Through(link, 7, "server-qwen/l1"),))
+    told = why(decide(known(own), alone))
+    assert told["b"] == (False, "launch l1 runs in it") and told["c"][0] and told["d"][0]
+    for job in ("", "server-qwen/other", "server-other/x"):
+        strange = dataclasses.replace(fact, through=(Through(link, 7, job),))
+        told = why(decide(known(own), strange))
+        assert not any(goes for goes, _ in told.values())
+        assert told["c"][1].startswith(f"pid 7 was started through {link}, and shows no build")
+    other = dataclasses.replace(fact, through=(Through("/opt/other", 7),))
+    assert why(decide(known(own), other))["d"][0]
+
+
+def test_the_cache_goes_only_for_want_of_room() -> None:
+    cache = Found("cache", "/opt/deployer/cache/uv", 10**10)
+    low = GcFact(found=(cache,), free={"/opt/deployer/cache/uv": 10**9})
+    assert why(decide(known(), low))["uv"][0]
+    for fact in (
+        dataclasses.replace(low, free={"/opt/deployer/cache/uv": 10**12}),
+        dataclasses.replace(low, building=("venv-other",)),
+        dataclasses.replace(low, used=("/opt/deployer/cache/uv/x",)),
+        dataclasses.replace(low, found=(dataclasses.replace(cache, ours=False),)),
+        dataclasses.replace(low, found=(dataclasses.replace(cache, mounted=True),)),
+    ):
+        [row] = decide(known(), fact)
+        assert not row.goes, row
+
+
+def test_what_has_another_name_is_not_counted_as_freed() -> None:
+    rows = [Row(Found("weights", "/m", 1000, shared=900), True, "old")]
+    assert freeable(rows) == 100
+    [head, line] = table("h/n", rows)
+    assert "1.0 kB in 1 folders, 100 B may go" in head and "900 B of it have other names" in line
+
+
+def test_the_host_sees_who_uses_a_folder_in_another_container() -> None:
+    fact = GcFact(found=builds("a", "b", "c"), links={"/x": f"{BUILDS}/a"}, free=PLENTY)
+    step = Collect(lambda want, own: known(own), {})
+    names = [(probe.name, probe.where) for probe in step.probes(WANT)]
+    assert names == [("gc", WANT.guest), ("gc.host", Where.HOST)]
+    assert step.plan(WANT, facts(fact, HostUsed()), state()).state is PlanState.CHANGES
+    held = facts(fact, HostUsed(used=(f"{BUILDS}/c/bin/python",)))
+    # Two are kept: now it is the third that stays.
+    assert [change.title.split()[2] for change in step.plan(WANT, held, state()).changes] == [
+        f"{BUILDS}/b"
+    ]
+    silent = facts(fact, parse_host(ProbeOutput(0, b"used\t/a\n", b"")))
+    assert step.plan(WANT, silent, state()).state is PlanState.BLOCKED
+    assert "'/a b'" in host_probe(["/a b"]).script
 
 
 def test_launches_and_jobs() -> None:
@@ -152,7 +255,8 @@ def test_launches_and_jobs() -> None:
     )
     told = why(decide(known(own), GcFact(found=found)))
     assert told["now"] == (False, "the newest launch")
-    assert told["l1"][1] == told["l2"][1] == "the known-good launch"
+    assert told["l1"][1] == "the known-good launch"
+    assert told["l2"][1] == "the rollback under way needs it"
     assert [name for name in sorted(told) if told[name][0]] == [
         "l3",
         "l4",
