@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from deployer import pct_start_errors, pct_storage_errors
+
 
 @dataclass(frozen=True)
 class Meaning:
@@ -55,16 +57,6 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "somebody else changed the configuration meanwhile",
         "run again to plan with what it holds now",
     ),
-    (
-        r"container did not stop",
-        "the container did not shut down in time",
-        "look for what hangs in it: pct exec ID -- ps axo pid,stat,comm | grep ' D'",
-    ),
-    (
-        r"startup for container '(\d+)' failed",
-        "container {0} did not start",
-        "the lines above say why; more: pct start {0} --debug 1",
-    ),
     (r"snapshot feature is not available", "a volume of it cannot be snapshotted", "go without"),
     (r"snapshot name '(\S+)' already used", "snapshot {0} is there already", "run again"),
     (r"snapshot '(\S+)' does not exist", "there is no snapshot {0}", "run again"),
@@ -96,16 +88,11 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "the configuration has no {0}",
         "it is not whole: restore it from a backup",
     ),
-    (
-        r"400 Parameter verification failed|400 unable to parse option|400 (?:not enough|too many)",
-        "this version of pct refuses an option",
-        "compare `pveversion`; report it with the lines shown",
-    ),
     (r"no options specified", "pct was given nothing to set", "report it with the lines shown"),
     (r"unknown command 'pct", "this pct lacks a command", "compare `pveversion`"),
     (r"please run as root", "pct needs root", "set `user: root` in the host's `ssh`"),
     (
-        r"(?:ipcc_send_rec|Connection refused)",
+        r"ipcc_send_rec|Unable to load access control list: Connection refused",
         "pve-cluster does not run on this node",
         "systemctl status pve-cluster",
     ),
@@ -123,11 +110,14 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
 )
 
 
+_BELOW = (*pct_start_errors.ROWS, *pct_storage_errors.ROWS)
+
+
 def explain(lines: Iterable[str]) -> Meaning | None:
     """The meaning of what pct said, the most telling line first; None when no text is known."""
     text = "\n".join(lines)
-    for pattern, cause, fix in _TABLE:
-        if found := re.search(pattern, text):
-            words = found.groups()
+    for pattern, cause, fix in (*_TABLE, *_BELOW, *pct_storage_errors.LAST):
+        if found := re.search(pattern, text, re.MULTILINE):
+            words = tuple(word or "" for word in found.groups())
             return Meaning(cause.format(*words), fix.format(*words))
     return None
