@@ -47,6 +47,7 @@ class Forward:
             record.started = time.time()
             record.source_variant = goods[-1].variant if goods else ""
             record.served_before = not trouble(destination.want, facts)
+            pair.way().remember()
         if not record.cut and not record.adopted:
             record.adopted = migrate_adopted.keep(destination, facts)
         pair.enter(record.phase if resumed else PHASES[0])

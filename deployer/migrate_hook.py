@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
+from pathlib import Path
 
 from deployer.errors import StepFailed
 from deployer.inventory import HookCutover
 from deployer.migrate_gap import Gap, Meter
 from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at
+from deployer.model import Facts
 from deployer.shell import words
 
 
@@ -31,6 +34,16 @@ class HookWay(Way):
         return (
             f"run here: {words(rules.command)} (at most {rules.timeout_s:g} s) with {names}{probe}"
         )
+
+    def obstacles(self, source: Facts | None, destination: Facts | None) -> list[tuple[str, str]]:
+        """The program is there and may be run."""
+        program = self.hook.command[0]
+        path = self.destination.environ.get("PATH", os.defpath)
+        if shutil.which(program, path=path) is not None:
+            return []
+        where = f" (in {Path.cwd()})" if "/" in program and not program.startswith("/") else ""
+        what = f"cutover.hook.command: {program} cannot be run here{where}"
+        return [(what, "correct the path, or make it executable (chmod +x)")]
 
     def variables(self, direction: Direction) -> dict[str, str]:
         """What the command finds in its environment besides ours."""

@@ -5,6 +5,7 @@ The steps' own plans are the checks: what `up` would refuse on the destination i
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -76,15 +77,26 @@ def source_obstacles(want: Deployment, facts: Facts, *, retire: bool) -> list[Ob
     if why := trouble(want, facts):
         fix = f"`deploy verify {want.id}` where it serves, else `deploy up {want.id}`"
         found.append(Obstacle(want.id, f"it does not serve as proven: {why}", fix))
-    if retire and want.vmid is not None:
-        others = [
-            f"{want.host_name}/{name}"
-            for name, entry in want.host.deployments.items()
-            if name != want.name and entry.container == want.vmid
-        ]
-        if others:
-            what = f"--retire would stop container {want.vmid}, in which {', '.join(others)} is too"
-            found.append(Obstacle(want.id, what, "leave --retire out"))
+    if retire:
+        found += retire_obstacles(want)
+    return found
+
+
+def retire_obstacles(want: Deployment) -> list[Obstacle]:
+    """Other deployments of the host that `--retire` would take along."""
+    found = []
+    for name, entry in sorted(want.host.deployments.items()):
+        if name == want.name:
+            continue
+        other = dataclasses.replace(want, name=name, entry=entry)
+        shared = [address for address in other.gpus if address in want.gpus]
+        if entry.container == want.vmid and want.vmid is not None:
+            what = f"--retire would stop container {want.vmid}, in which {other.id} is too"
+        elif shared:
+            what = f"--retire would take GPU {', '.join(shared)}, which {other.id} has too"
+        else:
+            continue
+        found.append(Obstacle(want.id, what, "leave --retire out"))
     return found
 
 
@@ -159,6 +171,7 @@ def differences(source: Deployment, old: Facts, destination: Deployment, new: Fa
     engines = source.playbook.engine.version, destination.playbook.engine.version
     if engines[0] != engines[1]:
         told.append(f"engine {engines[0]} there, {engines[1]} here")
+    told += serve_differences(source, destination)
     drivers = [facts.get(HostDriver) for facts in (old, new)]
     loaded = [driver.loaded if driver is not None else "" for driver in drivers]
     if all(loaded) and loaded[0] != loaded[1]:
@@ -167,6 +180,23 @@ def differences(source: Deployment, old: Facts, destination: Deployment, new: Fa
     if left is not None and right is not None and left.exists and right.exists:
         told += container_differences(
             left.config().after_restart(), right.config().after_restart(), destination.vmid or 0
+        )
+    return told
+
+
+def serve_differences(source: Deployment, destination: Deployment) -> list[str]:
+    """What clients may notice: other arguments, another API key."""
+    old, new = source.serve_args(), destination.serve_args()
+    told = [
+        f"serve.args: {flag} {old.get(flag, 'unset')} there, {new.get(flag, 'unset')} here"
+        for flag in sorted({*old, *new})
+        if old.get(flag) != new.get(flag)
+    ]
+    keys = source.playbook.serve.api_key_env, destination.playbook.serve.api_key_env
+    if keys[0] != keys[1]:
+        names = [f"${name}" if name else "no variable" for name in keys]
+        told.append(
+            f"the API key of {names[0]} there, of {names[1]} here: clients need the new one"
         )
     return told
 

@@ -27,7 +27,8 @@ class RouterWay(Way):
         key = environ.get(rules.api_key_env, "") if rules.api_key_env else ""
         if rules.via == "controller":
             return Router(HereDoor(rules.url, key), rules.url)
-        side = self.destination if self.destination.want.entry.cutover else self.source
+        names = self.destination.want.entry
+        side = self.destination if names.cutover or names.replica else self.source
         return Router(ThereDoor(side.host, rules.url, key), rules.url)
 
     def words(self) -> str:
@@ -56,6 +57,10 @@ class RouterWay(Way):
             ]
         return []
 
+    def remember(self) -> None:
+        """Was the destination a worker before? Then it stays one."""
+        self.record.routed_before = self.router().find(self.destination.want.worker_url) is not None
+
     def move(self, direction: Direction) -> Gap | None:
         """See Way."""
         loses, gets = self.sides(direction)
@@ -71,6 +76,9 @@ class RouterWay(Way):
                 self.save()
         router.await_ready(new, worker, self.router_rules.ready_s, self.tick(gets))
         gets.note(PHASE, f"the router has {new} and finds it healthy")
+        if direction == "back" and self.record.routed_before:
+            loses.note(PHASE, f"{old} was a worker before the migration and stays one")
+            return None
         if router.remove(old, self.record.worker if direction == "back" else ""):
             if not router.await_out(old, OUT_S, self.tick(gets), drained=False):
                 raise StepFailed(
@@ -89,7 +97,8 @@ class RouterWay(Way):
         there, gone = workers.get(new), workers.get(old)
         if there is None or not there.ready:
             return f"the router finds {new} {'unhealthy' if there else 'not in its list'}"
-        if gone is not None and gone.ready:
+        stays = direction == "back" and self.record.routed_before
+        if gone is not None and gone.ready and not stays:
             return f"the router still sends requests to {old}"
         return ""
 

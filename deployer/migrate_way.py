@@ -31,8 +31,14 @@ Direction = Literal["forward", "back"]
 
 
 def cutover_of(source: Deployment, destination: Deployment) -> Cutover:
-    """The destination's entry decides, then the source's."""
-    return destination.entry.cutover or source.entry.cutover or Cutover()
+    """The destination's entry decides, then the source's; a replica moves at its router."""
+    for want in (destination, source):
+        if want.entry.cutover is not None:
+            return want.entry.cutover
+    for want in (destination, source):
+        if (replica := want.entry.replica) is not None:
+            return Cutover(router=replica.router, drain_s=replica.drain_s)
+    return Cutover()
 
 
 @dataclass
@@ -53,6 +59,10 @@ class Way(ABC):
     def obstacles(self, source: Facts | None, destination: Facts | None) -> list[tuple[str, str]]:
         """(what speaks against it, what to do). Read-only."""
         return []
+
+    def remember(self) -> None:
+        """Notes in the record what `back` must know of before; asked once, before any move."""
+        return
 
     @abstractmethod
     def move(self, direction: Direction) -> Gap | None:

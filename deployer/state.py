@@ -166,6 +166,8 @@ class Migration(StateModel):
     """peer|hub|relay, '' before it was measured."""
     worker: str = ""
     """Id of the destination at the router."""
+    routed_before: bool = False
+    """The router had the destination already; `--abort` leaves it there."""
     net: str = ""
     """The network entry that moves, as the source's container had it."""
     adopted: str = ""

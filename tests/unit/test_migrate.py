@@ -16,7 +16,7 @@ from deployer.migrate_weights import Rate
 from deployer.state import Migration
 
 ROUTER: dict[str, Any] = {"router": {"url": "http://router"}}
-HOOK: dict[str, Any] = {"hook": {"command": ["x"]}}
+HOOK: dict[str, Any] = {"hook": {"command": ["/bin/sh"]}}
 Make = Callable[..., World]
 
 
@@ -323,6 +323,26 @@ def test_an_abort_with_a_stopped_container_has_nothing_to_stop_there(make: Make)
     assert result.error is None, result.error
     assert any(isinstance(one, Note) and "is stopped: nothing" in one.text for one in world.events)
     assert_back(world)
+
+
+def test_a_replica_that_was_at_the_router_before_stays_there(make: Make) -> None:
+    world = make()
+    there = world.machines[DST]
+    there.done = set(world.machines[SRC].done)
+    there.serving = there.good = True
+    world.workers[url(DST)] = True
+    assert world.migrate().error is None
+    assert world.workers == {url(DST): True} and not world.machines[SRC].serving
+    assert world.migrate(abort=True).error is None
+    assert world.workers == {url(DST): True, url(SRC): True}
+    assert there.serving and world.machines[SRC].serving
+
+
+def test_a_hook_that_is_not_there_is_found_before_anything(make: Make) -> None:
+    world = make({"hook": {"command": ["./no-such-hook"]}})
+    result = world.migrate()
+    assert result.error is not None and not world.effects
+    assert "./no-such-hook cannot be run here (in " in result.error.evidence[0]
 
 
 def test_keep_source(make: Make) -> None:

@@ -12,7 +12,7 @@ import pytest
 import serverworld as world
 
 from deployer.errors import StepFailed, UsageError
-from deployer.inventory import Cutover, HookCutover, Ssh
+from deployer.inventory import Cutover, HookCutover, Replica, Ssh
 from deployer.migrate_gap import Gap, Ledger, Meter
 from deployer.migrate_hook import run_hook
 from deployer.migrate_journal import (
@@ -34,6 +34,7 @@ from deployer.migrate_preflight import (
     lock_obstacle,
     pair_obstacles,
     refused,
+    serve_differences,
     source_obstacles,
 )
 from deployer.migrate_side import Marked, mark_path, parse_mark, trouble, with_drain
@@ -179,6 +180,22 @@ def test_retire_would_take_others_along() -> None:
     [one] = source_obstacles(want, serving(), retire=True)
     assert "kpro5/other is too" in one.what
     assert source_obstacles(want, serving(), retire=False) == []
+    elsewhere = WANT.entry.model_copy(update={"container": 130})
+    host = WANT.host.model_copy(update={"deployments": {"qwen": WANT.entry, "other": elsewhere}})
+    want = dataclasses.replace(WANT, host=host)
+    [one] = source_obstacles(want, serving(), retire=True)
+    assert f"GPU {WANT.gpus[0]}" in one.what and "which kpro5/other has too" in one.what
+    apart = elsewhere.model_copy(update={"gpus": ["0000:99:00.0"]})
+    host = WANT.host.model_copy(update={"deployments": {"other": apart}})
+    assert source_obstacles(dataclasses.replace(WANT, host=host), serving(), retire=True) == []
+
+
+def test_what_clients_may_notice_is_told() -> None:
+    other = world.deployment(serve={"args": {"context-length": 2048}, "api_key_env": "NEW_KEY"})
+    told = serve_differences(WANT, other)
+    assert any(line.startswith("serve.args: context-length") for line in told)
+    assert told[-1].startswith("the API key of no variable there, of $NEW_KEY here")
+    assert serve_differences(WANT, WANT) == []
 
 
 def test_what_up_would_refuse_there_is_an_obstacle() -> None:
@@ -394,6 +411,11 @@ def test_whose_cutover_counts() -> None:
     assert cutover_of(entry(WANT, cutover=mine), WANT) is mine
     other = Cutover.model_validate({"hook": {"command": ["x"]}})
     assert cutover_of(entry(WANT, cutover=mine), entry(WANT, cutover=other)).kind == "hook"
+    replica = Replica.model_validate({"router": {"url": "http://r"}, "drain_s": 7})
+    for pair in ((entry(WANT, replica=replica), WANT), (WANT, entry(WANT, replica=replica))):
+        rules = cutover_of(*pair)
+        assert (rules.kind, rules.drain_s) == ("router", 7)
+    assert cutover_of(entry(WANT, replica=replica), entry(WANT, cutover=mine)) is mine
     assert entry(WANT, url="https://x/").worker_url == "https://x"
     assert (
         entry(WANT, url="https://x/", worker_url="http://10.0.0.1:3/").worker_url
