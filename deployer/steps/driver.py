@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
+from deployer import apt_texts
 from deployer.deployment import Deployment
+from deployer.errors import StepFailed
 from deployer.model import Facts, Plan, PlanState, Probe, Where
 from deployer.nvidia_texts import api_mismatches, smi_verdict, standing
 from deployer.state import DeploymentState
@@ -59,7 +61,14 @@ class DriverStep(Step):
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Runs the changes, looks again, and goes on: host module, next kernel, guest libraries."""
         for _ in range(ROUNDS):
-            super().apply(context, facts, plan)
+            try:
+                super().apply(context, facts, plan)
+            except StepFailed as error:
+                if (told := apt_texts.explain(error.evidence)) is not None:
+                    error.add(told.cause)
+                    log = f" ({error.fix})" if error.fix else ""
+                    error.fix = f"on {context.want.host_name}: {told.fix}{log}"
+                raise
             plan = self.plan(context.want, context.reprobe(), context.state)
             if plan.state is not PlanState.CHANGES:
                 return

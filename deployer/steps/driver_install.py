@@ -20,6 +20,9 @@ INSTALL_TIMEOUT_S = 3600.0
 STALL_S = 900.0
 """A build of the modules is silent for minutes; what it writes to its logs counts as progress."""
 
+LOCK_WAIT_S = 300
+"""How long another program that installs packages is waited for."""
+
 PACKAGE_BYTES = 500_000_000
 UNPACKED_BYTES = 1_500_000_000
 LIBRARY_BYTES = 1_200_000_000
@@ -141,12 +144,44 @@ if [ "$found" != "$VERSION" ]; then
 fi
 """
 
+# `update` waits for nobody: without the loop another apt would end it at once. That it fails is no
+# end either: one repository of many may refuse (Proxmox' own does, without a subscription), and
+# what it said is told again when the packages then cannot be had.
 _APT = r"""
 set -eu
 export DEBIAN_FRONTEND=noninteractive
-apt-get -o DPkg::Lock::Timeout=300 update
-apt-get -o DPkg::Lock::Timeout=300 -o Dpkg::Options::=--force-confold install -y \
-  --no-install-recommends --allow-downgrades --allow-change-held-packages $PACKAGES
+main=$$
+watch() {
+  while kill -0 "$main" 2>/dev/null; do
+    line=$(tail -c 400 log | tr '\r' '\n' | sed -e 's/["\\]//g' -e '/^ *$/d' | tail -n 1)
+    printf '{"what":"apt-get","done":0,"total":0,"unit":"","detail":"%s"}\n' "$line" >progress.new
+    mv -f progress.new progress
+    sleep 2
+  done
+}
+(exec >/dev/null 2>&1 && watch) &
+watcher=$!
+trap 'kill "$watcher" 2>/dev/null || :' EXIT
+stop=$(($(date +%s) + LOCK_WAIT))
+while :; do
+  updated=0
+  apt-get -q update >update.log 2>&1 || updated=$?
+  cat update.log
+  if [ "$updated" -eq 0 ] || ! grep -q 'Could not get lock' update.log; then break; fi
+  [ "$(date +%s)" -lt "$stop" ] || exit "$updated"
+  sleep 5
+done
+apt-get -q -o DPkg::Lock::Timeout="$LOCK_WAIT" -o Dpkg::Options::=--force-confold install -y \
+  --no-install-recommends --allow-downgrades --allow-change-held-packages $PACKAGES </dev/null || {
+  status=$?
+  # What dpkg says of packages comes after the cause, and may be long.
+  grep -h -e '^Error!' log | tail -n 3 >&2 || :
+  if grep -q '^[EW]: ' update.log; then
+    echo "--- apt-get update had said:" >&2
+    grep '^[EW]: ' update.log | tail -n 4 >&2
+  fi
+  exit "$status"
+}
 apt-mark hold $NAMES
 """
 
@@ -223,6 +258,7 @@ def apt_job(packages: Sequence[str], version: str) -> RunJob:
         "PACKAGES": words(packages),
         "NAMES": words(one.partition("=")[0] for one in packages),
         "VERSION": version,
+        "LOCK_WAIT": str(LOCK_WAIT_S),
     }
     script = assignments(values) + _APT + _MODULE
     return RunJob(Where.HOST, "driver-host", script, timeout_s=INSTALL_TIMEOUT_S, stall_s=STALL_S)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from deployer import errors
+from deployer.apt_texts import explain
 from deployer.kernels import DkmsBuild, Kernel
 from deployer.model import RunJob, Shell, Where
 from deployer.remote.send import send_file
@@ -413,15 +414,53 @@ def test_apt_installs_exactly_and_holds(tmp_path: Path, shell: list[str]) -> Non
     for name in ("apt-get", "apt-mark"):
         tool(tools, name, f'echo "{name} $*" >>{tmp_path}/calls\n')
     tool(tools, "modinfo", MODINFO)
-    done = run_script(apt_job(["a=1-1", "b=2"], WANTED).script, shell, tools)
+    there = f"cd {tmp_path}\n"
+    done = run_script(there + apt_job(["a=1-1", "b=2"], WANTED).script, shell, tools)
     assert done.returncode == 0, done.stderr.decode()
     update, install, hold = (tmp_path / "calls").read_text().splitlines()
     assert update.endswith(" update")
     assert install.endswith(" a=1-1 b=2")
     assert hold == "apt-mark hold a b"
-    done = run_script(apt_job(["a=1-1"], "1.2.3").script, shell, tools)
+    done = run_script(there + apt_job(["a=1-1"], "1.2.3").script, shell, tools)
     assert done.returncode == 1
     assert f"has nvidia module {WANTED} after the installation, not 1.2.3".encode() in done.stderr
+
+
+@BY_SHELL
+def test_apt_waits_for_another_and_forgives_a_repository(tmp_path: Path, shell: list[str]) -> None:
+    """`apt-get update` waits for no lock by itself, and fails for one repository of many."""
+    tools = tmp_path / "bin"
+    tool(
+        tools,
+        "apt-get",
+        f"""echo "$*" >>{tmp_path}/calls
+case "$*" in *install*)
+  [ -z "$FAIL" ] || {{ echo 'Error! no headers' | tee -a log; echo 'E: broken' >&2; exit 100; }}
+  exit 0 ;;
+esac
+if [ "$(wc -l <{tmp_path}/calls)" -lt 3 ]; then
+  echo 'E: Could not get lock /var/lib/apt/lists/lock. It is held by process 7 (apt)' >&2
+  exit 100
+fi
+echo 'E: Failed to fetch https://enterprise.proxmox.com/x  401  Unauthorized [IP: 1.2.3.4 443]' >&2
+exit 100
+""",
+    )
+    tool(tools, "apt-mark", "exit 0\n")
+    tool(tools, "modinfo", MODINFO)
+    tool(tools, "sleep", "exec /bin/sleep 0.01\n")
+    there = f"cd {tmp_path}\n: >log\n"
+    done = run_script(there + "FAIL=\n" + apt_job(["a=1"], WANTED).script, shell, tools)
+    assert done.returncode == 0, done.stderr.decode()
+    calls = (tmp_path / "calls").read_text().splitlines()
+    assert [line.split()[-1] for line in calls] == ["update", "update", "update", "a=1"]
+    script = f"export FAIL=yes\n{there}{apt_job(['a=1'], WANTED).script}"
+    failed = run_script(script, shell, tools)
+    assert failed.returncode == 100
+    said = failed.stderr.decode().splitlines()
+    assert said[:3] == ["E: broken", "Error! no headers", "--- apt-get update had said:"]
+    meaning = explain(said)
+    assert meaning is not None and "https://enterprise.proxmox.com/x (401" in meaning.cause
 
 
 @BY_SHELL
