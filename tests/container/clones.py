@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from lab import Machine, Result, run
+from lab import LAB, Machine, Result, run
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "docker" / ".build"
@@ -129,6 +129,7 @@ class Clones:
         """All have booted, with venv and weights, and serve nothing."""
         try:
             self._remove()
+            self._images()
             docker("network", "create", self.project)
             self._seed()
             self.say(f"starting {len(self.names)} hosts of one image")
@@ -175,6 +176,13 @@ class Clones:
     @property
     def _image(self) -> str:
         return f"{self.project}-host"
+
+    def _images(self) -> None:
+        """Those of the lab, built when they are missing."""
+        images = ("deployer-lab-host", "deployer-lab-hub")
+        if run(["docker", "image", "inspect", *images]).exit != 0:
+            self.say("building the lab's images")
+            run(["sh", str(LAB), "setup"], timeout_s=900).ok()
 
     def _seed(self) -> None:
         """One deployed host, without the server that a lab host finds at its first start."""
