@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from deployer.sglang.carriers import uncarried
 from deployer.sglang.endings import as_signal, told_exit
 from deployer.sglang.failures import EXCEPTION, TRAFFIC, Failure, classify, telling_lines
-from deployer.sglang.log import COLOUR, MARKS, READY_LINE, LaunchLog
+from deployer.sglang.log import ANY_MARK, COLOUR, READY_LINE, LaunchLog
 
 READY, STOPPED = "ready", "stopped"
 FAILED, UNFINISHED, UNKNOWN = "failed", "unfinished", "unknown"
@@ -126,7 +126,7 @@ def _until_asked(lines: list[Line]) -> list[Line]:
 def _last_advance(lines: list[Line]) -> int:
     """Where the launch went on last: what stands before did not end it."""
     for i in range(len(lines) - 1, -1, -1):
-        if any(mark.search(lines[i].text) for _, mark in MARKS):
+        if ANY_MARK.search(lines[i].text):
             return i
     return 0
 

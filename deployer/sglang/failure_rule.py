@@ -6,6 +6,14 @@ import re
 from dataclasses import dataclass
 
 
+class Lines:
+    """Lines of a log, and the text that they make."""
+
+    def __init__(self, each: list[str]) -> None:
+        self.each = each
+        self.text = "\n".join(each)
+
+
 @dataclass(frozen=True)
 class Rule:
     """`pattern` is looked for in each line; the cause is the first line that has it, or the last.
@@ -22,6 +30,13 @@ class Rule:
     last: bool = False
     phases: tuple[str, str] | None = None
     passing: bool = False
+
+    def hits(self, lines: Lines) -> list[str]:
+        """The lines that have the pattern."""
+        # One look at the whole text spares a look at each of a hundred thousand lines.
+        if not re.compile(self.pattern.pattern, re.MULTILINE).search(lines.text):
+            return []
+        return [line for line in lines.each if self.pattern.search(line)]
 
 
 def rule(

@@ -10,10 +10,10 @@ import re
 
 from deployer.sglang.endings import is_end
 from deployer.sglang.failure import Failure
-from deployer.sglang.failure_rule import Rule
+from deployer.sglang.failure_rule import Lines, Rule
 from deployer.sglang.failure_rules import PLACES, RULES
 from deployer.sglang.hostfacts import HostFacts, weigh
-from deployer.sglang.log import MARKS, PHASES, is_bar, plain
+from deployer.sglang.log import ANY_MARK, PHASES, is_bar, plain
 
 __all__ = ["Failure", "classify", "fatal_while_alive", "telling_lines"]
 
@@ -88,15 +88,14 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
             False,
         )
     telling = [line for line in lines if not MISLEADING.search(line)]
-    end = _after_last_advance(telling)
-    for rules, judged in ((FIRM, None), (PASSING, telling), (LAST, telling)):
+    told_all, told_end = Lines(telling), Lines(_after_last_advance(telling))
+    for rules, judged in ((FIRM, None), (PASSING, told_all), (LAST, told_all)):
         for rule in rules:
             if rule.phases and not _between(phase, rule.phases):
                 continue
             # What a launch went on after is believed only when nothing else is found.
-            where = judged or (end if rule.passing else telling)
-            hits = [line for line in where if rule.pattern.search(line)]
-            if hits:
+            where = judged or (told_end if rule.passing else told_all)
+            if hits := rule.hits(where):
                 cause = hits[-1 if rule.last else 0]
                 return _taken_by_others(cause) or Failure(
                     rule.cls, _cut(cause), rule.action, rule.next_variant
@@ -114,7 +113,7 @@ def _by_log(log_text: str, exit_code: int | None, phase: str) -> Failure:
         )
     raised = [line for line in telling if EXCEPTION.match(line) and not CONSEQUENCE.search(line)]
     for rule in CRASHED:
-        hits = [line for line in telling if rule.pattern.search(line)]
+        hits = rule.hits(told_all)
         if hits and not raised:
             return Failure(rule.cls, _cut(hits[0]), rule.action, rule.next_variant)
     if raised and any("CUDA error: " in line for line in raised):
@@ -188,14 +187,14 @@ PASSING: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.passing)
 
 
 def _lines(log_text: str) -> list[str]:
-    lines = (plain(line) for line in re.split(r"[\r\n]", log_text))
+    lines = plain(log_text).replace("\r", "\n").split("\n")
     return [line for line in lines if line.strip() and not is_bar(line)]
 
 
 def _after_last_advance(lines: list[str]) -> list[str]:
     """What stands below the last line that shows the launch going on."""
     for i in range(len(lines) - 1, -1, -1):
-        if any(mark.search(lines[i]) for _, mark in MARKS):
+        if ANY_MARK.search(lines[i]):
             return lines[i + 1 :]
     return lines
 

@@ -60,10 +60,14 @@ says `Init parallel` (distributed/bootstrap.py) and `VA upper bound` where pools
 capture (mem_cache/memory_pool.py), and names a captured role: `target verify CUDA graph`
 (model_runner_components/cuda_graph_setup.py).
 """
+ANY_MARK = re.compile(
+    "|".join(f"(?{'i' * bool(mark.flags & re.I)}:{mark.pattern})" for _, mark in MARKS)
+)
 TAIL_LINES = 5000
 """Eight ranks that die write some 800 lines; the cause is in the first of them."""
 MAX_PARTIAL = 1 << 20
 MAX_LINE = 16 * 1024
+BAR = re.compile(r"\d+%(?: Completed)? ?\|")
 COLOUR = re.compile(r"\x1b\[[\d;]*[A-Za-z]")
 
 
@@ -135,6 +139,8 @@ class LaunchLog:
             self.figures = {name: float(value) for name, value in FIGURE.findall(line)}
         if memory := MEMORY.match(line):
             self._memory(memory)
+        if not ANY_MARK.search(line):
+            return
         for phase, mark in MARKS:
             if mark.search(line):
                 self._advance(phase)
@@ -180,4 +186,4 @@ WORDS = {
 
 def is_bar(line: str) -> bool:
     """Is it a progress bar of tqdm?"""
-    return bool(re.search(r"\d+%(?: Completed)? ?\|", line)) and "[" in line
+    return "%" in line and "[" in line and bool(BAR.search(line))
