@@ -17,19 +17,23 @@ KEPT_RUNS = 200
 """Records of runs, a host."""
 YOUNG_S = 86400.0
 """A file younger than this may belong to a run that has not written its state yet."""
+RETURN_S = 30 * 86400.0
+"""So long after an upgrade the state of the older version is kept, for a return to it."""
 
 
 @dataclass(frozen=True)
 class Local:
-    """A file that may go; `size` in bytes."""
+    """A file that may go, or stays; `size` in bytes."""
 
     path: Path
     size: int
     why: str
+    goes: bool = True
 
 
 def look_here(deploy_dir: Path, now: float | None = None) -> list[Local]:
-    """Run records beyond the newest, and recipes that no launch of any host needs.
+    """Run records beyond the newest, recipes that no launch of any host needs, and what is kept
+    beside the state files.
 
     Raises DeployError: with a state file that cannot be read, nothing is known to be needless.
     """
@@ -52,6 +56,23 @@ def look_here(deploy_dir: Path, now: float | None = None) -> list[Local]:
         facts = path.stat()
         if now - facts.st_mtime > YOUNG_S:
             found.append(Local(path, facts.st_size, "no launch that is remembered needs it"))
+    return [*found, *_backups(deploy_dir / "state", now)]
+
+
+def _backups(folder: Path, now: float) -> list[Local]:
+    """Copies of state files that StateFile makes, and what a killed run left of one."""
+    found = []
+    for path in sorted(folder.glob("*.json.*")):
+        kind, facts = path.name.rpartition(".json.")[2], path.stat()
+        age = now - facts.st_mtime
+        if kind == "prev":
+            found.append(Local(path, facts.st_size, "the state before the last change", False))
+        elif kind.startswith("schema"):
+            old = age > RETURN_S
+            why = f"of a version of deploy from before {'30 days ago' if old else 'an upgrade'}"
+            found.append(Local(path, facts.st_size, why, old))
+        elif kind in ("new", "prev.new") and age > YOUNG_S:
+            found.append(Local(path, facts.st_size, "half of a file that a killed run wrote"))
     return found
 
 
@@ -63,8 +84,10 @@ def all_states(deploy_dir: Path) -> dict[str, HostState]:
 
 
 def free_here(found: Sequence[Local]) -> None:
-    """Removes them. Raises DeployError for the first that cannot be."""
+    """Removes those that may go. Raises DeployError for the first that cannot be."""
     for one in found:
+        if not one.goes:
+            continue
         try:
             one.path.unlink(missing_ok=True)
         except OSError as error:

@@ -134,7 +134,7 @@ printf 'end\n'
 """
 )
 
-HOST_LOOK = USED + "used \"$@\" | sed \"s/^/used$be_tab/\"\nprintf 'end\\n'\n"
+HOST_LOOK = USED + 'used "$@" | sed "s/^/used$be_tab/"\nprintf \'end\\n\'\n'
 
 
 def look_probe(

@@ -44,17 +44,21 @@ class Kept:
         return bool(key) and (self.folder / f"{key}.json").is_file()
 
     def unused(self, keys: Collection[str]) -> list[Path]:
-        """Files that none of the recipes `keys` needs; of one that cannot be read, none is told."""
-        needed = {f"{key}.json" for key in keys}
+        """Files that none of the recipes `keys` needs; no lock while one cannot be read."""
+        needed, ends = {f"{key}.json" for key in keys}, {".json", ".lock", ".new"}
         for key in keys:
-            if self.has(key):
-                needed.add(f"{self.load(key)[0].lock}.lock")
+            try:
+                if self.has(key):
+                    needed.add(f"{self.load(key)[0].lock}.lock")
+            except DeployError:
+                # Which lock it needs is not known.
+                ends.discard(".lock")
         if not self.folder.is_dir():
             return []
         return sorted(
             path
             for path in self.folder.iterdir()
-            if path.suffix in {".json", ".lock", ".new"} and path.name not in needed
+            if path.suffix in ends and path.name not in needed
         )
 
     def _write(self, name: str, raw: bytes) -> None:

@@ -11,6 +11,8 @@ import click
 from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.output import print_json
 from deployer.cli.plain import printable, size_text
+from deployer.cli.report import print_error
+from deployer.errors import DeployError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +50,13 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
     everywhere = Catalog.load(options.inventory).select([], True)
     deploy_dir = UpOptions(base=options.inventory).deploy_dir
     known = _Knowing(deploy_dir, everywhere)
-    local = look_here(deploy_dir)
+    local: list[Local] = []
+    problem: DeployError | None = None
+    try:
+        local = look_here(deploy_dir)
+    except DeployError as error:
+        # One host's state cannot be read: then nothing here is known to be needless.
+        problem = error
     watched = sys.stdin.isatty() and sys.stderr.isatty() and not options.jsonl
     shows = dry_run or not (options.yes or watched)
     found: dict[str, list[Row]] = {}
@@ -77,7 +85,13 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
                 "freed": not shows,
                 "deployments": {name: [_row(one) for one in rows] for name, rows in found.items()},
                 "here": [
-                    {"path": str(one.path), "bytes": one.size, "why": one.why} for one in local
+                    {
+                        "path": str(one.path),
+                        "bytes": one.size,
+                        "goes": one.goes,
+                        "why": one.why,
+                    }
+                    for one in local
                 ],
             }
         )
@@ -90,8 +104,12 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
             click.echo(printable(line))
     if shows and not options.as_json:
         click.echo("nothing was freed: add --yes to free what is marked", err=True)
-    elif not shows and local and code == 0 and (options.yes or _agreed(len(local))):
-        free_here(local)
+    goes = [one for one in local if one.goes]
+    if not shows and goes and code == 0 and (options.yes or _agreed(len(goes))):
+        free_here(goes)
+    if problem is not None:
+        print_error(problem)
+        return code or problem.exit_code
     return code
 
 
@@ -106,23 +124,26 @@ class _Knowing:
     """What the state files and the inventory tell of each deployment."""
 
     def __init__(self, folder: Path, everywhere: Sequence[Deployment]) -> None:
-        from deployer.gc_here import all_states
         from deployer.kept import Kept
 
         self.kept = Kept(folder / "kept")
         self.everywhere = everywhere
-        self.states = {
-            f"{host}/{name}": own
-            for host, state in all_states(folder).items()
-            for name, own in state.deployments.items()
-        }
+        self.folder = folder / "state"
+
+    def states(self, host: str) -> dict[str, DeploymentState]:
+        """HOST/NAME -> as recorded. Raises StateUnreadable."""
+        from deployer.state_file import StateFile
+
+        state = StateFile(self.folder, host).load()
+        return {f"{host}/{name}": own for name, own in state.deployments.items()}
 
     def __call__(self, want: Deployment, own: DeploymentState | None) -> Known:
         from deployer.gc import Known, used_by
         from deployer.rollback_sight import recipe_or_none
         from deployer.state import DeploymentState
 
-        own = own or self.states.get(want.id) or DeploymentState()
+        states = self.states(want.host_name)
+        own = own or states.get(want.id) or DeploymentState()
         recipes = {one.recipe: recipe_or_none(self.kept, one) for one in own.launches}
         others = [
             one for one in self.everywhere if one.host_name == want.host_name and one.id != want.id
@@ -131,7 +152,7 @@ class _Knowing:
             want,
             own,
             {key: recipe for key, recipe in recipes.items() if recipe is not None},
-            used_by(others, self.states),
+            used_by(others, states),
         )
 
 
@@ -158,9 +179,10 @@ def _here(local: Sequence[Local]) -> list[str]:
         return []
     why = {one.why: [each for each in local if each.why == one.why] for one in local}
     lines = ["on this machine:"]
-    for reason, files in why.items():
-        size = size_text(sum(one.size for one in files))
-        lines.append(f"  goes  files    {size:>10}  {files[0].path.parent}: {len(files)}, {reason}")
+    for reason, files in sorted(why.items(), key=lambda one: one[1][0].goes):
+        size, word = size_text(sum(one.size for one in files)), "goes" if files[0].goes else "kept"
+        at = files[0].path.parent
+        lines.append(f"  {word}  files    {size:>10}  {at}: {len(files)}, {reason}")
     return lines
 
 

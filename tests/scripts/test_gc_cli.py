@@ -156,6 +156,19 @@ def test_gc_frees_the_weights_that_no_launch_needs(box: Box) -> None:
     assert [path.name for path in (box.folder / "models").iterdir()] == ["now"]
 
 
+def test_a_state_that_cannot_be_read_stops_only_its_own_host(box: Box) -> None:
+    old, _, now = builds(box, "a", "b", "c")
+    (box.folder / "venvs" / "q").symlink_to(now)
+    broken = box.folder / ".deploy" / "state" / "other.json"
+    broken.parent.mkdir(parents=True)
+    broken.write_text("{")
+    done = box.deploy("gc", "h", "--yes")
+    assert done.return_value == 2 and "other.json: the state file cannot be used" in done.output
+    assert not old.exists()
+    broken.rename(broken.with_name("h.json"))
+    assert box.deploy("gc", "h", "--yes").return_value == 2
+
+
 def test_rollback_says_what_there_is(box: Box) -> None:
     assert "nothing to go back to" in box.deploy("rollback", "h").output
     want = box.want()

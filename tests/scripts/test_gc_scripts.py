@@ -403,3 +403,42 @@ def test_what_something_is_mounted_in_stays(world: World) -> None:
     finally:
         subprocess.run(["umount", str(inner)], check=True)
     assert not world.found("one").mounted and world.remove("venv", path) == "removed"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+@pytest.mark.parametrize("kind", ["venv", "weights"])
+def test_a_full_disk_is_no_reason_to_keep(world: World, kind: Kind) -> None:
+    """No name can be made there, not even that of the trash: it goes where it is."""
+    where = str(world.builds if kind == "venv" else world.folder / "models")
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "nr_inodes=20", "none", where], capture_output=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no mount here: {done.stderr.decode()}")
+    try:
+        path = world.build("one") if kind == "venv" else world.model("m")
+        (path / "complete").touch()
+        (path / ".hidden").mkdir()
+        with pytest.raises(OSError, match="No space left"):
+            for number in range(20):
+                (Path(where) / str(number)).touch()
+        assert world.remove(kind, path) == "removed"
+        assert not path.exists() and not (Path(where) / TRASH).exists()
+    finally:
+        subprocess.run(["umount", where], check=True)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="root alone may become another user")
+def test_without_permission_nothing_goes_and_the_reason_is_told(world: World) -> None:
+    path = world.build("one")
+    for folder in (world.folder, *world.folder.parents):
+        if folder.stat().st_uid == 0 and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    script = removal(Found("venv", str(path), 1), [])
+    done = subprocess.run(
+        ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", script],
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
+    )
+    assert done.returncode == 1 and b"Permission denied" in done.stderr, done
+    assert (path / "lib" / "a.py").exists() and not (world.builds / TRASH).exists()

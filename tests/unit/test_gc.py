@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,18 @@ def test_on_this_machine(tmp_path: Path) -> None:
     assert found[-1].path.name == f"{needless}.json" and len(found) == 3
     free_here(found)
     assert look_here(deploy) == [] and kept.has(used)
+    backups = ("kpro5.json.prev", "kpro5.json.schema1", "kpro5.json.new", "kpro5.json.prev.new")
+    for name in backups:
+        (deploy / "state" / name).write_text("x")
+    now = time.time()
+    assert [(one.path.name, one.goes) for one in look_here(deploy)] == [
+        ("kpro5.json.prev", False),
+        ("kpro5.json.schema1", False),
+    ]
+    later = look_here(deploy, now + 40 * 86400)
+    assert {one.path.name for one in later if one.goes} == set(backups) - {"kpro5.json.prev"}
+    free_here(later)
+    assert [one.path.name for one in look_here(deploy)] == ["kpro5.json.prev"]
     (deploy / "state" / "kpro6.json").write_text("not json")
     with pytest.raises(StateUnreadable):
         look_here(deploy)
