@@ -23,6 +23,7 @@ DYNAMIC_MAJORS = frozenset((*range(234, 255), *range(384, 512)))
 """Character majors that the kernel gives out while it runs (Linux, fs/char_dev.c)."""
 
 _RULE = re.compile(r"^c\s+(\d+):(\d+|\*)(\s+[rwm]+)?$", re.ASCII)
+_ANY = re.compile(r"^(?:a(?:\s.*)?|c\s+\*:(\d+|\*)(\s+[rwm]+)?)$", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -117,18 +118,28 @@ def allowed(section: Section, major: int, minor: int) -> bool:
     """Whether the raw rules let a privileged container open this character device."""
     verdict = False
     for key, value in section.raw:
-        if key in (ALLOW, DENY) and _covers(value, major, minor):
-            verdict = key == ALLOW
+        access = _access(value, major, minor) if key in (ALLOW, DENY) else set()
+        if key == ALLOW and access >= {"r", "w"}:
+            verdict = True
+        elif key == DENY and access & {"r", "w"}:
+            verdict = False
     return verdict
 
 
-def _covers(value: str, major: int, minor: int) -> bool:
-    if value.split()[:1] == ["a"] or value.startswith("c *:*"):
-        return True
-    rule = _RULE.match(value)
-    if rule is None or int(rule[1]) != major:
-        return False
-    return rule[2] in ("*", str(minor))
+def _access(value: str, major: int, minor: int) -> set[str]:
+    """What a rule is about for this device, of r, w and m; empty when not about it.
+
+    A driver's node is opened for reading and writing: to allow one alone does not let it be opened.
+    """
+    if wide := _ANY.match(value):
+        of_minor, access = wide[1] or "*", wide[2]
+    elif (rule := _RULE.match(value)) and int(rule[1]) == major:
+        of_minor, access = rule[2], rule[3]
+    else:
+        return set()
+    if of_minor not in ("*", str(minor)):
+        return set()
+    return {*"rwm"} if access is None else {*access.strip()}
 
 
 def stale_rules(section: Section, majors: AbstractSet[int]) -> dict[int, tuple[str, ...]]:

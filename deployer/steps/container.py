@@ -21,7 +21,14 @@ from deployer.steps import container_create as creation
 from deployer.steps import container_power as power
 from deployer.steps import container_undo as undoing
 from deployer.steps.base import Step, StepContext
-from deployer.steps.container_devices import Lacks, aside, edits, lacks, unstartable
+from deployer.steps.container_devices import (
+    Lacks,
+    aside,
+    edits,
+    lacks,
+    pending_of_others,
+    unstartable,
+)
 from deployer.steps.container_facts import ContainerFacts, GuestNodes, probes
 from deployer.steps.container_hostkey import record_host_key
 from deployer.steps.container_inside import plan_inside, plan_plain, wrong_nodes, wrong_reason
@@ -241,4 +248,6 @@ def _restart(
         )
     if bad := unstartable(seen):
         return _does_not_start(want, vmid, bad)
+    if waits := pending_of_others(seen.config()):
+        reason += f"; with the restart also comes what is pending: {', '.join(waits)}"
     return Plan.change(reason, *added, power.restart(vmid, reason, seen.ha))

@@ -114,6 +114,9 @@ def aside(vmid: int, seen: ContainerFacts, host: GpuFacts) -> str:
         said.append(f"stale rules: {', '.join(v for values in stale.values() for v in values)}")
     if waits := pending_of_others(config):
         said.append(f"pending until its next start: {', '.join(waits)}")
+    old = [v for k, v in config.current.raw if k.startswith("lxc.cgroup.devices.")]
+    if old and not config.unprivileged:
+        said.append(f"rules of cgroup v1, without effect on this host: {', '.join(old)}")
     if config.ignored:
         said.append(f"{len(config.ignored)} lines that pct cannot read and will drop")
     return "".join(f"; {text}" for text in said)

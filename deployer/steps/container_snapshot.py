@@ -24,6 +24,9 @@ KEEP_SNAPSHOTS = 2
 
 _SNAPSHOT = r"""
 keep_copy || exit 1
+for bad in $BROKEN; do
+  pct delsnapshot "$VMID" "$bad" --force 1 >&2 || exit 1
+done
 if said=$(pct snapshot "$VMID" "$NAME" --description "before deployer changed it" 2>&1); then
   printf 'snapshot %s\n' "$NAME"
 else
@@ -57,12 +60,17 @@ def own_snapshots(config: pct_config.PctConfig) -> list[str]:
 def snapshot(vmid: int, facts: ContainerFacts) -> Change | None:
     """A snapshot before an edit; None when this configuration has one already."""
     name = snapshot_name(facts)
-    ours = own_snapshots(facts.config())
+    config = facts.config()
+    ours = own_snapshots(config)
+    # One whose taking or dropping was cut off protects nothing, and its name is taken.
+    broken = [one for one in ours if "snapstate" in config.snapshots[one].keys]
+    ours = [one for one in ours if one not in broken]
     if name in ours:
         return None
     old = ours[: max(0, len(ours) + 1 - KEEP_SNAPSHOTS)]
     values = {**values_of(vmid), "NAME": name, "OLD": " ".join(old)}
-    dropped = f" and drop {', '.join(old)}" if old else ""
+    values["BROKEN"] = " ".join(broken)
+    dropped = f" and drop {', '.join([*broken, *old])}" if broken or old else ""
     return Change(
         f"take snapshot {name} of container {vmid}{dropped}",
         "before its configuration is changed; storages without snapshots do without",

@@ -215,6 +215,16 @@ def test_only_our_snapshots_are_dropped(tmp_path: Path) -> None:
     assert len(left) == 4
 
 
+def test_a_snapshot_that_was_cut_off_is_taken_again(tmp_path: Path) -> None:
+    world = World(tmp_path, WHOLE, "stopped")
+    name = world.plan(world.look()).changes[0].title.split()[2]
+    world.conf.write_text(WHOLE + f"\n[{name}]\nmemory: 1\nsnapstate: prepare\nsnaptime: 1\n")
+    assert world.apply().state is PlanState.NOTHING
+    taken = pct_config.parse_conf(world.conf.read_text()).snapshots[name].keys
+    assert "snapstate" not in taken
+    assert taken["memory"] == "512"
+
+
 def test_a_failed_start_leaves_everything_as_before(tmp_path: Path) -> None:
     text = "#note\n" + WHOLE.replace("arch", "cores: 2\narch") + "lxc.cap.drop = x\n"
     world = World(tmp_path, text, "running", "5.2.0")

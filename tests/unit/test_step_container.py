@@ -405,6 +405,27 @@ def test_a_device_that_is_only_pending_needs_the_restart() -> None:
     pending = "".join(f"dev{n}: {node.path},mode=0666\n" for n, node in enumerate(NODES))
     decided = plan(pct(BARE + "\n[pve:pending]\n" + pending), guest([]))
     assert titles(decided) == ["restart container 129"]
+    assert "with the restart also comes what is pending: dev0, dev1" in decided.reason
+
+
+def test_a_snapshot_of_ours_that_was_cut_off_is_dropped_and_taken_again() -> None:
+    first = next(t for t in titles(plan(pct(BARE, "stopped"))) if t.startswith("take snapshot"))
+    name = first.split()[2]
+    whole = BARE + f"\n[{name}]\nmemory: 512\nsnaptime: 5\n"
+    assert not any(t.startswith("take") for t in titles(plan(pct(whole, "stopped"))))
+    decided = plan(pct(whole + "snapstate: prepare\n", "stopped"))
+    assert titles(decided)[0] == f"take snapshot {name} of container 129 and drop {name}"
+    action = decided.changes[0].action
+    assert isinstance(action, Shell)
+    assert f"BROKEN={name}\n" in action.script
+
+
+def test_rules_of_cgroup_v1_are_told() -> None:
+    conf = FULL + "lxc.cgroup.devices.allow: c 195:* rwm\n"
+    decided = plan(pct(conf), guest(), CudaProof(0))
+    assert "rules of cgroup v1, without effect on this host: c 195:* rwm" in decided.reason
+    own = plan(pct(conf + "unprivileged: 1\n"), guest(), CudaProof(0))
+    assert "cgroup v1" not in own.reason
 
 
 def test_an_entry_that_pct_cannot_parse_keeps_it_from_starting() -> None:

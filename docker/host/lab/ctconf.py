@@ -107,6 +107,13 @@ class Section:
                     found.add(ctformat.mount(key, value)[0])
         return {volume for volume in found if re.match(r"[A-Za-z][\w.-]*[A-Za-z0-9]:.", volume)}
 
+    def add_unused(self, volume: str) -> None:
+        """The lowest free `unusedN`, unless one has it already."""
+        have = {k: v for k, v in self.keys.items() if k.startswith("unused")}
+        if volume not in have.values():
+            free = next(n for n in range(256) if f"unused{n}" not in have)
+            self.keys[f"unused{free}"] = volume
+
     def drop_used(self) -> None:
         """`unusedN` of a volume that is in use after all."""
         used = self.volumes()

@@ -291,21 +291,39 @@ def snapshots(vmid: str, command: str, words: list[str]) -> None:
 def _snapshots(vmid: str, command: str, name: str, given: dict[str, str]) -> None:
     with locked(vmid):
         conf = load(vmid)
-        refuse_lock(conf)
         current = conf.current
+        if current.keys.get("template") == "1":
+            what = {
+                "snapshot": "take a snapshot if it's a template",
+                "rollback": "rollback if vm is a template",
+                "delsnapshot": "delete a snapshot if vm is a template",
+            }
+            die(f"you can't {what[command]}")
+        if command != "snapshot":
+            if name not in conf.snapshots:
+                die(f"snapshot '{name}' does not exist")
+            state = conf.snapshots[name].keys.get("snapstate")
+            if command == "rollback" and state:
+                die(f"unable to rollback to incomplete snapshot (snapstate = {state})")
+        refuse_lock(conf)
         if command == "snapshot":
             if name in conf.snapshots:
                 die(f"snapshot name '{name}' already used")
             if not ctdisk.snapshots(current):
                 die("snapshot feature is not available")
+            for other, section in sorted(conf.snapshots.items()):
+                if section.keys.get("parent") == name:
+                    warn(
+                        f"deleting parent '{name}' reference from '{other}' to avoid bogus "
+                        "snapshot cycle."
+                    )
+                    del section.keys["parent"]
             taken = current.copy()
-            taken.keys = {k: v for k, v in taken.keys.items() if not k.startswith("unused")}
+            taken.keys = {k: v for k, v in taken.keys.items() if not _stays(k)}
             taken.keys["snaptime"] = str(int(time.time()))
-            taken.description = given["description"] + "\n" if "description" in given else ""
+            taken.description = given["description"] + "\n" if given.get("description") else ""
             conf.snapshots[name] = taken
             current.keys["parent"] = name
-        elif name not in conf.snapshots:
-            die(f"snapshot '{name}' does not exist")
         elif command == "delsnapshot":
             gone = conf.snapshots.pop(name)
             for section in (current, *conf.snapshots.values()):
@@ -313,18 +331,28 @@ def _snapshots(vmid: str, command: str, name: str, given: dict[str, str]) -> Non
                     section.keys.pop("parent")
                     if "parent" in gone.keys:
                         section.keys["parent"] = gone.keys["parent"]
+            for volume in sorted(gone.volumes()):
+                current.add_unused(volume)
         else:
             if ct.running(vmid):
                 ct.kill(vmid)
-            told = current.description
-            conf.current = conf.snapshots[name].copy()
-            conf.current.description = told
-            conf.current.keys.pop("snaptime", None)
-            conf.current.keys["parent"] = name
+            back = conf.snapshots[name].copy()
+            for volume in sorted(current.volumes() - back.volumes()):
+                current.add_unused(volume)
+            kept = {k: v for k, v in current.keys.items() if k.startswith("unused")}
+            back.keys = {**{k: v for k, v in back.keys.items() if not _stays(k)}, **kept}
+            back.keys["parent"] = name
+            back.description = current.description
+            conf.current, conf.pending = back, ctconf.Section()
         save(conf)
         # pct reads it again at its next stages.
         for _ in range(2):
             load(vmid)
+
+
+def _stays(key: str) -> bool:
+    """Keys that go neither into a snapshot nor out of one."""
+    return key.startswith("unused") or key in ("digest", "lock", "snapstate", "snaptime", "vmstate")
 
 
 def unlock(vmid: str) -> None:

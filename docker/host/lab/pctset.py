@@ -180,10 +180,8 @@ def keep_volume(conf: Conf, name: str, value: str) -> None:
         volume = ctformat.mount(name, value)[0]
     except ctschema.Refused:
         return
-    unused = [v for k, v in conf.current.keys.items() if re.fullmatch(r"unused\d+", k)]
-    if not volume.startswith("/") and volume not in unused:
-        free = next(n for n in range(256) if f"unused{n}" not in conf.current.keys)
-        conf.current.keys[f"unused{free}"] = volume
+    if not volume.startswith("/"):
+        conf.current.add_unused(volume)
 
 
 def hotplug(vmid: str, conf: Conf, touched: set[str]) -> None:
