@@ -18,14 +18,21 @@ from deployer.steps.shards_facts import find_python
 FOLDER = "/var/lib/deployer/adopted"
 """In the guest: <deployment>/."""
 
-# $1 folder, $2 pid, $3 its start time, $4 boot id. Standard input and output stay as they are: what
-# a server logs to is its own business, and a pipe of it has no reader any more.
+# $1 folder, $2 pid, $3 its start time, $4 boot id. A worker that has the port is what its parent
+# started. What a pipe of it went to has no reader any more: only a log file is written down.
 KEEP = r"""umask 077
 pid=$2
+is_server() { tr '\0' ' ' <"/proc/$1/cmdline" | grep -q 'sglang[./]launch_server\|sglang serve'; }
 read -r boot </proc/sys/kernel/random/boot_id
 read -r line <"/proc/$pid/stat" || exit 44
 set -- "$1" "$3" "$4" ${line##*) }
 [ "$boot" = "$3" ] && [ "${23}" = "$2" ] || exit 44
+while [ "$5" -gt 1 ] && [ "$(readlink "/proc/$5/exe")" = "$(readlink "/proc/$pid/exe")" ] &&
+  is_server "$5"; do
+  pid=$5
+  read -r line <"/proc/$pid/stat" || exit 44
+  set -- "$1" "$2" "$3" ${line##*) }
+done
 mkdir -p "$1" || exit 1
 rm -rf "$1/new" && mkdir "$1/new" || exit 1
 cat "/proc/$pid/cmdline" >"$1/new/words" && cat "/proc/$pid/environ" >"$1/new/environ" || exit 1

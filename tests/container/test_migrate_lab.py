@@ -1,219 +1,46 @@
-"""`deploy migrate kpro6 kpro5` with clients at a real router for the whole time.
+"""`deploy migrate` between kpro6 and kpro5 with clients at a real router for the whole time.
 
 The tests run in order, on one `up` of kpro6: gates that fail, two kills and the way back, a kill
-and the same command to the end with --retire, the way back from there.
+and the same command to the end with --retire, the way back from there. Then each phase: the
+controller killed, the network to the source cut, the network to the destination cut; each followed
+once by the same command and once by `--abort`. A row goes from the host that serves to the other.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import shutil
 import signal
-import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
-from lab import HOSTS, INVENTORY, Lab, Result, eventually, run
-from second import PROGRAM, Run
-from sshd import free_port
+from lab import HOSTS, Lab, eventually
+from migrateharm import Cut, assert_idle, moment, serving, watched, why_no_cuts
+from migratelab import (
+    DST,
+    LONG_TOKENS,
+    MARK,
+    OLD,
+    SMG,
+    SRC,
+    URLS,
+    Client,
+    Move,
+    Project,
+    Router,
+    assert_none_failed,
+    assert_nothing_is_left,
+    drivers,
+    is_served,
+    old_answers,
+    served,
+)
+
+from deployer.pct_net import net_options
 
 pytestmark = [pytest.mark.container, pytest.mark.long]
-
-SMG = shutil.which("smg", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-EVERY_S = 0.1
-LONG_TOKENS = 600
-SRC, DST = "kpro6", "kpro5"
-URLS = {"kpro5": "http://127.0.0.1:30105", "kpro6": "http://127.0.0.1:30106"}
-MARK = "/var/lib/deployer/migrations/tiny.json"
-GPUS = ("0000:21:00.0", "0000:41:00.0")
-HOOK = """
-import os, sys
-from deployer.router import HereDoor, Router
-old, new = os.environ["DEPLOY_FROM_URL"], os.environ["DEPLOY_TO_URL"]
-router = Router(HereDoor(sys.argv[1]), sys.argv[1])
-router.await_ready(new, router.add(new), 60, lambda *_: None)
-router.remove(old)
-print(os.environ["DEPLOY_DIRECTION"], os.environ["DEPLOY_FROM"], "to", os.environ["DEPLOY_TO"])
-"""
-
-
-class Move(Run):
-    """`deploy migrate`, first of all with a driver, an environment and a copy to make."""
-
-    DEADLINE_S = 240.0
-
-
-class Project:
-    """Both hosts of the lab in a folder of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        shutil.copytree(INVENTORY.parent / "playbooks", folder / "playbooks")
-        path = folder / "playbooks" / "tiny-hybrid.yaml"
-        playbook = yaml.safe_load(path.read_text(encoding="utf-8"))
-        # One is enough to fail.
-        playbook["variants"] = playbook["variants"][:1]
-        path.write_text(yaml.safe_dump(playbook, sort_keys=False), encoding="utf-8")
-        (folder / "inventory").mkdir()
-        (folder / "hook.py").write_text(HOOK, encoding="utf-8")
-        self.cut_over()
-
-    def cut_over(self, **cutover: Any) -> None:
-        """Writes the inventory with this `cutover`."""
-        for host in HOSTS:
-            document = yaml.safe_load((INVENTORY / f"{host}.yaml").read_text(encoding="utf-8"))
-            entry = document["hosts"][host]
-            guest = entry["containers"][129]
-            for ssh in filter(None, (entry["ssh"], guest.get("ssh"))):
-                for key in ("identity_file", "known_hosts"):
-                    ssh[key] = str((INVENTORY / ssh[key]).resolve())
-            entry["deployments"]["tiny"]["cutover"] = {"settle_s": 1, "drain_s": 30, **cutover}
-            text = yaml.safe_dump(document, sort_keys=False)
-            (self.folder / "inventory" / f"{host}.yaml").write_text(text, encoding="utf-8")
-
-    def argv(self, *words: str) -> list[str]:
-        return [PROGRAM, *words, "-i", str(self.folder / "inventory")]
-
-    def deploy(self, *words: str) -> Result:
-        return run(self.argv(*words), timeout_s=240)
-
-    def start(self, *words: str) -> Move:
-        return Move(self.argv("--jsonl", *words, "--yes"))
-
-    def kill_at(self, event: str, step: str, *words: str) -> Move:
-        """Starts `migrate WORDS` and ends it by SIGKILL at that event."""
-        move = self.start("migrate", *words)
-        seen = move.until(lambda one: one["event"] == event and one.get("step") == step)
-        assert seen is not None, move.said or move.events[-1]
-        move.signal(signal.SIGKILL)
-        assert move.end() == -signal.SIGKILL
-        return move
-
-
-class Router:
-    """A running smg."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        argv = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(self.port)]
-        argv += ["--policy", "round_robin", "--worker-startup-check-interval", "1"]
-        argv += ["--prometheus-port", str(free_port()), "--worker-urls", URLS[SRC]]
-        with (folder / "smg.log").open("wb") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
-
-    def workers(self) -> dict[str, str]:
-        """URL -> status."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
-        try:
-            connection.request("GET", "/workers")
-            rows = json.loads(connection.getresponse().read())["workers"]
-        finally:
-            connection.close()
-        return {row["url"]: row["status"] for row in rows}
-
-    def is_up(self) -> bool:
-        try:
-            return "ready" in self.workers().values()
-        except (OSError, http.client.HTTPException):
-            return False
-
-
-class Client:
-    """Sends a request every EVERY_S seconds, now and then a long one; keeps every answer."""
-
-    def __init__(self, router: Router) -> None:
-        self.router = router
-        self.problems: list[str] = []
-        self.answers: list[tuple[float, float, int]] = []
-        """Began, ended, tokens."""
-        self.lock = threading.Lock()
-        self.ended = threading.Event()
-        self.threads: list[threading.Thread] = []
-        self.clock = threading.Thread(target=self.beat, daemon=True)
-
-    def beat(self) -> None:
-        number = 0
-        while not self.ended.wait(EVERY_S):
-            tokens = LONG_TOKENS if number % 10 == 0 else 4
-            thread = threading.Thread(target=self.one, args=(tokens,), daemon=True)
-            thread.start()
-            self.threads.append(thread)
-            number += 1
-
-    def one(self, tokens: int) -> None:
-        began = time.monotonic()
-        body = {"model": "tiny-hybrid", "max_tokens": tokens, "temperature": 0}
-        body["messages"] = [{"role": "user", "content": "Count upwards."}]
-        connection = http.client.HTTPConnection("127.0.0.1", self.router.port, timeout=60)
-        try:
-            connection.request(
-                "POST",
-                "/v1/chat/completions",
-                json.dumps(body),
-                {"Content-Type": "application/json"},
-            )
-            answer = connection.getresponse()
-            text = answer.read()
-            problem = "" if answer.status == 200 else f"{answer.status} {text[:200]!r}"
-            if not problem and not json.loads(text)["choices"]:
-                problem = f"no choice: {text[:200]!r}"
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-            problem = f"{type(error).__name__}: {error}"
-        finally:
-            connection.close()
-        with self.lock:
-            if problem:
-                self.problems.append(problem)
-            else:
-                self.answers.append((began, time.monotonic(), tokens))
-
-    def __enter__(self) -> Client:
-        self.clock.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.ended.set()
-        self.clock.join()
-        for thread in self.threads:
-            thread.join(60)
-
-
-def served(lab: Lab, host: str) -> int:
-    """Completions that the host's server has answered, by its log."""
-    script = (
-        "cat /var/lib/deployer/jobs/server-tiny/*/log 2>/dev/null | grep -c 'POST /v1/chat' || :"
-    )
-    return int(lab.guests[host].sh(script).out or 0)
-
-
-def is_served(lab: Lab, host: str) -> bool:
-    return lab.guests[host].sh("pgrep -f [s]glang.launch_server").exit == 0
-
-
-def drivers(lab: Lab, host: str) -> set[str]:
-    return {lab.hosts[host].driver(address) for address in GPUS}
-
-
-def assert_none_failed(client: Client) -> None:
-    assert client.problems == [], Counter(client.problems).most_common(3)
-    assert len(client.answers) > 20
-
-
-def assert_nothing_is_left(lab: Lab) -> None:
-    """No key for the copy, on either host."""
-    for host in HOSTS:
-        lefts = "cat /root/.ssh/authorized_keys; ls /var/lib/deployer/lending"
-        assert "deployer-migrate" not in lab.hosts[host].sh(lefts).out
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +65,8 @@ def box(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pr
 def test_dry_run_touches_nothing(lab: Lab, box: tuple[Project, Router]) -> None:
     project, router = box
     seen = project.deploy("migrate", SRC, DST, "--dry-run", "--retire").ok()
-    for word in (f"POST /workers {URLS[DST]}", "stop container 129", "to vfio-pci"):
+    words = ("--abort starts it again", "stop container 129", "to vfio-pci")
+    for word in (f"POST /workers {URLS[DST]}", *words):
         assert word in seen.out
     assert "! " not in seen.out
     assert lab.hosts[DST].sh('ls "$1"', MARK).exit != 0
@@ -264,8 +92,16 @@ def test_failed_gates_end_with_5_and_the_source_was_never_touched(
     chosen = [event["text"] for event in failed.named("note") if "comes first" in event["text"]]
     assert chosen and "from kpro6/tiny: " in chosen[0] and "; from the Hub: " in chosen[0]
     assert_nothing_is_left(lab)
-    project.deploy("migrate", SRC, DST, "--abort", "--yes").ok()
+    assert "sglang.launch_server --model-path /srv/old/tiny-old" in " ".join(
+        event["text"]
+        for event in failed.named("note")
+        if "--abort starts it again" in event["text"]
+    )
+    assert not old_answers(lab)
+    back = project.deploy("migrate", SRC, DST, "--abort", "--yes").ok()
+    assert "what had the port before is started again" in back.err
     assert is_served(lab, SRC) and not is_served(lab, DST)
+    eventually(lambda: old_answers(lab), "the old server answers again", 10)
 
 
 def test_killed_twice_with_a_hook_and_taken_back(lab: Lab, box: tuple[Project, Router]) -> None:
@@ -333,3 +169,123 @@ def test_abort_after_the_end_brings_the_retired_source_back(
     assert is_served(lab, SRC) and not is_served(lab, DST)
     for host in HOSTS:
         assert lab.hosts[host].sh('ls "$1"', MARK).exit != 0
+
+
+@pytest.fixture
+def pair(lab: Lab, box: tuple[Project, Router]) -> Iterator[tuple[str, str]]:
+    """Who serves, and who does not: everything is as it should be before a row."""
+    project, router = box
+    project.cut_over(router={"url": router.url})
+    try:
+        source = serving(router)
+    except ValueError:
+        pytest.fail(f"an earlier row has left {router.workers()}")
+    destination = next(host for host in HOSTS if host != source)
+    # How a stranger's is adopted and put back is seen in the story above.
+    lab.fault("old-server", on=False, host=DST)
+    lab.guests[DST].sh('pkill -f "$1"', OLD)
+    assert is_served(lab, source) and not is_served(lab, destination)
+    yield source, destination
+
+
+def net1(lab: Lab, host: str) -> str:
+    """The container's second network card, by pct."""
+    return lab.hosts[host].sh("pct config 129 | sed -n 's/^net1: //p'").out.strip()
+
+
+def test_an_address_moves_by_pct_and_back(
+    lab: Lab, box: tuple[Project, Router], pair: tuple[str, str]
+) -> None:
+    """The source is kept, so that the router's clients have it all the time."""
+    project, router = box
+    source, destination = pair
+    card = "name=eth1,bridge=vmbr1,hwaddr=BC:24:11:00:50:01,ip=192.0.2.50/24,tag=7"
+    lab.hosts[source].sh('pct set 129 --net1 "$1"', card).ok()
+    project.cut_over(address={"ip": "192.0.2.77/24"})
+    wrong = project.deploy("migrate", source, destination, "--dry-run")
+    assert wrong.exit == 1
+    assert f"container 129 on {source} does not have 192.0.2.77/24 on net1; that is" in wrong.err
+    project.cut_over(address={"ip": "192.0.2.50/24"})
+    with watched(project, router):
+        project.deploy("migrate", source, destination, "--keep-source", "--yes").ok()
+        assert dict(net_options(net1(lab, destination))) == {
+            **dict(net_options(card)),
+            "type": "veth",
+        }
+        assert net1(lab, source) == ""
+        project.deploy("migrate", source, destination, "--abort", "--yes").ok()
+    assert "hwaddr=BC:24:11:00:50:01,ip=192.0.2.50/24" in net1(lab, source)
+    assert net1(lab, destination) == ""
+    assert is_served(lab, source) and not is_served(lab, destination)
+    lab.hosts[source].sh("pct set 129 --delete net1").ok()
+
+
+PHASES = ("prepare", "weights", "launch", "cutover", "settle", "stop", "retire")
+HARM = ("killed", "source cut", "destination cut")
+UNDONE = {
+    "prepare": "pct status 129 | grep -q stopped || pct shutdown 129 --forceStop 1",
+    "weights": "rm -rf /var/lib/lxc/129/rootfs/srv/models/tiny-hybrid",
+}
+"""What makes the destination lack what the phase brings."""
+
+
+def harmed(project: Project, move: Move, harm: str, phase: str, cut: Cut) -> None:
+    """Runs to the middle of the phase, does the harm there, and sees how the run ends."""
+    seen = move.until(moment(phase))
+    assert seen is not None, move.said or move.events[-1]
+    if harm == "killed":
+        move.signal(signal.SIGKILL)
+        assert move.end() == -signal.SIGKILL
+        return
+    cut.cut()
+    code = move.end()
+    # A host that is not needed any more does not keep the run from its end.
+    assert code in (0, 3), (code, move.said)
+    assert code == 0 or "-> " in move.said, move.said
+
+
+@pytest.mark.parametrize("follow", ["same command", "abort"])
+@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("phase", PHASES)
+def test_harmed_in_a_phase(
+    lab: Lab,
+    box: tuple[Project, Router],
+    pair: tuple[str, str],
+    phase: str,
+    harm: str,
+    follow: str,
+) -> None:
+    project, router = box
+    source, destination = pair
+    retire = ["--retire"] if phase == "retire" else []
+    how = "dark" if follow == "abort" else "refused"
+    cut = Cut(source if harm == "source cut" else destination, how)
+    if harm != "killed" and (why := why_no_cuts()):
+        pytest.skip(why)
+    lab.hosts[destination].sh(UNDONE.get(phase, "")).ok()
+    with watched(project, router):
+        try:
+            move = project.start("migrate", source, destination, *retire)
+            harmed(project, move, harm, phase, cut)
+        finally:
+            cut.mend()
+        if follow == "abort":
+            ended = project.deploy("migrate", source, destination, "--abort", "--yes").ok()
+        else:
+            ended = project.deploy("migrate", source, destination, *retire, "--yes").ok()
+    assert_idle(lab)
+    if follow == "abort":
+        assert f"{source}/tiny serves as before" in ended.out
+        assert router.workers() == {URLS[source]: "ready"}
+        assert is_served(lab, source) and not is_served(lab, destination)
+        assert drivers(lab, source) == {"nvidia"}
+        for host in HOSTS:
+            assert lab.hosts[host].sh('ls "$1"', MARK).exit != 0
+        return
+    assert router.workers() == {URLS[destination]: "ready"}
+    assert is_served(lab, destination) and not is_served(lab, source)
+    for host in HOSTS:
+        assert json.loads(lab.hosts[host].read(MARK))["outcome"] == "done"
+    if retire:
+        assert lab.hosts[source].sh("pct status 129").out == "status: stopped\n"
+        assert drivers(lab, source) == {"vfio-pci"}

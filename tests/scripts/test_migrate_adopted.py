@@ -128,6 +128,26 @@ def test_it_is_started_again_as_it_was(old: Old) -> None:
     assert not (old.folder / "adopted").exists()
 
 
+def test_a_worker_is_what_its_parent_started(old: Old) -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', sys.argv[1]])"
+    child = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"
+    words = [sys.executable, "-c", code, child, "sglang.launch_server"]
+    parent = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    old.pids.append(parent.pid)
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    facts = old.facts().need(ServerFact)
+    owner = PortOwner(pid, int(fields[19]), parent.pid, parent.pid, "", "a worker")
+    seen = Facts({ServerFact: ServerFact(boot=facts.boot, listening=True, owners=(owner,))})
+    assert migrate_adopted.keep(old.side, seen) == "a worker"
+    kept = (old.folder / "adopted" / "qwen" / "kept" / "words").read_bytes()
+    assert kept.split(b"\0")[4] == b"sglang.launch_server"
+    os.killpg(parent.pid, signal.SIGKILL)
+    parent.wait()
+    old.pids.pop()
+
+
 def test_a_port_that_is_taken_again_is_left(old: Old) -> None:
     migrate_adopted.keep(old.side, old.facts())
     migrate_adopted.put_back(old.side)
