@@ -39,33 +39,54 @@ MARKED = r"""marked() {
   # environment names it, or they hold its log open for writing, as only what the job started does:
   # a title that was written over the environment hides the first. Processes of another PID
   # namespace have marks and paths of their own.
-  mk_namespace=$(readlink /proc/self/ns/pid)
+  # $3, words: inodes of sockets. Who holds one is listed too, as "PID - JOB" (its mark, or -).
   {
+    # A newline in a name would begin a line of its own: busybox's ls shows none, GNU's quotes them.
+    QUOTING_STYLE=c-maybe ls -ld /proc/self/ns/pid /proc/[0-9]*/ns/pid 2>/dev/null
     if printf 'a\0b=1\0' | grep -qzxF 'b=1' 2>/dev/null; then
-      grep -lzxF -e "DEPLOYER_JOBS=$1" /proc/[0-9]*/environ 2>/dev/null
+      grep -szHE '^DEPLOYER_JOBS?=' /proc/[0-9]*/environ | tr '\0\n' '\n '
     else
       for mk_file in /proc/[0-9]*/environ; do
-        ! tr '\0' '\n' <"$mk_file" 2>/dev/null | grep -qxF -e "DEPLOYER_JOBS=$1" ||
-          printf '%s\n' "$mk_file"
+        tr '\0\n' '\n ' <"$mk_file" 2>/dev/null | sed -n "s,^DEPLOYER_JOBS\{0,1\}=,$mk_file:&,p"
       done
-    fi | while read -r mk_file; do
-      mk_pid=${mk_file#/proc/}
-      mk_id=$(tr '\0' '\n' <"$mk_file" 2>/dev/null | awk -v mark="DEPLOYER_JOB=$2/" '
-        index($0, mark) == 1 { print substr($0, length(mark) + 1); exit }')
-      [ -z "$mk_id" ] || printf '%s %s\n' "${mk_pid%/environ}" "$mk_id"
-    done
-    ls -l /proc/[0-9]*/fd 2>/dev/null | awk -v base="$1/$2/" '
-      /^\/proc\/[0-9]+\/fd:$/ { split($0, p, "/"); pid = p[3]; next }
-      substr($0, 3, 1) == "w" && (at = index($0, " -> " base)) {
-        path = substr($0, at + 4 + length(base))
-        sub(/ \(deleted\)$/, "", path)
-        if (path ~ /^[^\/]+\/log$/) { sub(/\/log$/, "", path); print pid, path }
-      }'
-  } | sort -u | while read -r mk_pid mk_id; do
-    if [ "$(readlink "/proc/$mk_pid/ns/pid" 2>/dev/null)" = "$mk_namespace" ]; then
-      printf '%s %s\n' "$mk_pid" "$mk_id"
     fi
-  done
+    QUOTING_STYLE=c-maybe ls -l /proc/[0-9]*/fd 2>/dev/null
+  } | awk -v root="$1" -v name="$2" -v inodes="${3:-}" '
+    BEGIN {
+      n = split(inodes, a, " ")
+      for (i = 1; i <= n; i++) if (a[i] != "") socket["socket:[" a[i] "]"] = 1
+      base = root "/" name "/"
+    }
+    / \/proc\/[0-9a-z]+\/ns\/pid -> / {
+      at = index($0, "/proc/")
+      split(substr($0, at), p, "/")
+      place[p[3]] = $NF
+      next
+    }
+    /^\/proc\/[0-9]+\/environ:DEPLOYER_JOBS?=/ {
+      split($0, p, "/")
+      at = index($0, "=")
+      value = substr($0, at + 1)
+      if (substr($0, at - 1, 1) == "S") { if (value == root) rooted[p[3]] = 1 }
+      else if (!(p[3] in job)) job[p[3]] = value
+      next
+    }
+    /^\/proc\/[0-9]+\/fd:$/ { split($0, p, "/"); pid = p[3]; next }
+    ($NF in socket) && !(pid in owner) { owner[pid] = 1; owners[++count] = pid }
+    substr($0, 3, 1) == "w" && (at = index($0, " -> ")) && index(substr($0, at + 4), base) == 1 {
+      path = substr($0, at + 4 + length(base))
+      sub(/ \(deleted\)$/, "", path)
+      if (path ~ /^[^\/]+\/log$/) { sub(/\/log$/, "", path); found[pid " " path] = pid }
+    }
+    END {
+      for (pid in rooted) if (index(job[pid], name "/") == 1)
+        found[pid " " substr(job[pid], length(name) + 2)] = pid
+      for (row in found) if (place[found[row]] == place["self"]) print row
+      for (i = 1; i <= count; i++) {
+        pid = owners[i]
+        print pid, "-", (job[pid] == "" ? "-" : job[pid])
+      }
+    }'
 }
 """
 

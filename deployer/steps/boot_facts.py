@@ -39,18 +39,24 @@ set +f
 unset IFS
 [ $# -eq 0 ] || stat -c '%Y %s %a %n' "$@" | while read -r time size mode file; do
   if [ "$size" -gt @LIMIT@ ]; then echo "large ${file#"$ROOT"}"; continue; fi
-  echo "file ${file#"$ROOT"} $time $mode $(base64 <"$file" | tr -d '\n')"
+  # Where base64 knows -w there is one process a file; elsewhere its lines are joined.
+  coded=$(base64 -w 0 <"$file" 2>/dev/null) || coded=$(base64 <"$file" | tr -d '\n')
+  echo "file ${file#"$ROOT"} $time $mode $coded"
 done
 for link in "$ROOT"/etc/systemd/system/multi-user.target.wants/deployer-gpus-*.service; do
   [ -L "$link" ] && echo "enabled ${link##*/}"
 done
-[ -r "$ROOT/proc/cmdline" ] && echo "cmdline $(cat "$ROOT/proc/cmdline")"
+{ read -r line <"$ROOT/proc/cmdline" || [ -n "$line" ]; } 2>/dev/null && echo "cmdline $line"
 { read -r boot <"$ROOT/proc/sys/kernel/random/boot_id"; } 2>/dev/null && echo "bootid $boot"
-kernel=$(uname -r)
+{ read -r kernel <"$ROOT/proc/sys/kernel/osrelease"; } 2>/dev/null || kernel=$(uname -r)
 echo "kernel $kernel"
+set --
 for image in "$ROOT"/boot/initrd.img-*; do
   case $image in *.bak | *.dpkg-* | *.old-dkms) continue ;; esac
-  [ -f "$image" ] && echo "initrd ${image##*/initrd.img-} $(stat -c %Y "$image")"
+  [ ! -f "$image" ] || set -- "$@" "$image"
+done
+[ $# -eq 0 ] || stat -c '%Y %n' "$@" | while read -r time image; do
+  echo "initrd ${image##*/initrd.img-} $time"
 done
 [ -e "$ROOT/sys/firmware/efi/efivars/@LOADER@" ] && echo "loader systemd-boot"
 [ -s "$ROOT/etc/kernel/proxmox-boot-uuids" ] && echo "tool esp"

@@ -54,16 +54,20 @@ closed() {
     "$ROOT"/dev/nvidia-uvm-tools; do
     [ -c "$node" ] || continue
     major=$(stat -c %t "$node")
-    grep -q "^ *$((0x$major)) nvidia" "$ROOT/proc/devices" 2>/dev/null || continue
+    case $majors in *" $((0x$major)) nvidia"*) ;; *) continue ;; esac
     said=$( (: <>"$node") 2>&1) || printf 'open %s|%s\n' "${node#"$ROOT"}" "$said"
   done
 }
 skip() { echo "skip $1"; closed; exit 0; }
+majors= right=
+[ -r "$ROOT/proc/devices" ] && while read -r major name; do
+  majors="$majors $major $name"
+  [ "$name" != nvidia-uvm ] || right=$major
+done <"$ROOT/proc/devices"
 [ -r "$ROOT/proc/driver/nvidia/version" ] || skip 'the nvidia module is not loaded'
 for node in nvidiactl nvidia-uvm; do
   [ -c "$ROOT/dev/$node" ] || skip "/dev/$node is no device here"
 done
-right=$(sed -n 's/^ *\([0-9][0-9]*\) nvidia-uvm$/\1/p' "$ROOT/proc/devices")
 here=$(stat -c %t "$ROOT/dev/nvidia-uvm")
 here=$((0x$here))
 [ -z "$right" ] || [ "$right" = "$here" ] || { echo "stale $here $right"; closed; exit 0; }

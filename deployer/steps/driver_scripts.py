@@ -10,20 +10,25 @@ from deployer.shell import assignments
 from deployer.steps.harmless import HARMLESS
 
 _LOADED = r"""
-[ -r "$ROOT/proc/driver/nvidia/version" ] && sed -n 's/^NVRM version:/nvrm &/p' \
-  "$ROOT/proc/driver/nvidia/version"
+[ -r "$ROOT/proc/driver/nvidia/version" ] && while IFS= read -r line || [ -n "$line" ]; do
+  case $line in 'NVRM version:'*) printf 'nvrm %s\n' "$line" ;; esac
+done <"$ROOT/proc/driver/nvidia/version"
 """
 
 _LIBRARIES = r"""
+set --
 for folder in /usr/lib/x86_64-linux-gnu /usr/lib/aarch64-linux-gnu /usr/lib64 /usr/lib \
   /usr/local/lib /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu/nvidia/current; do
   for file in "$ROOT$folder"/libcuda.so.*.* "$ROOT$folder"/libnvidia-ml.so.*.*; do
     [ -f "$file" ] && echo "library ${file#"$ROOT"}"
   done
   for file in "$ROOT$folder"/libcuda.so.1 "$ROOT$folder"/libnvidia-ml.so.1; do
-    [ -L "$file" ] && echo "linked $(readlink -f "$file")"
+    [ ! -L "$file" ] || set -- "$@" "$file"
   done
 done
+# All at once, where readlink takes more than one.
+[ $# -eq 0 ] || { readlink -f "$@" 2>/dev/null || for file; do readlink -f "$file"; done; } |
+  while IFS= read -r file; do echo "linked $file"; done
 command -v nvidia-smi >/dev/null && echo "tool nvidia-smi"
 """
 
@@ -33,23 +38,29 @@ if [ -r "$ROOT/var/lib/dpkg/status" ] && command -v dpkg-query >/dev/null; then
     -f 'package ${Package} ${Version} ${db:Status-Want} ${db:Status-Status}\n' \
     '*nvidia*' 'libcuda1' 'cuda-drivers*' 2>/dev/null
 fi
-for file in "$ROOT"/etc/apt/apt.conf.d/*; do
-  [ -f "$file" ] && sed -n -e 's,^[[:space:]]*//.*,,' \
-    -e '/Unattended-Upgrade[[:space:]]*"1"/s,.*,unattended on,p' \
-    -e '/^[[:space:]]*"[^"]*nvidia[^"]*"[[:space:]]*;/s,.*,unattended kept,p' "$file"
-done
-for place in /usr /var; do
-  df -Pk "$ROOT$place" 2>/dev/null | awk -v place="$place" \
-    'NR == 2 && $4 ~ /^[0-9]+$/ { print "free", place, $4, $1 ":" $6 }'
-done
+set --
+for file in "$ROOT"/etc/apt/apt.conf.d/*; do [ ! -f "$file" ] || set -- "$@" "$file"; done
+[ $# -eq 0 ] || sed -n -e 's,^[[:space:]]*//.*,,' \
+  -e '/Unattended-Upgrade[[:space:]]*"1"/s,.*,unattended on,p' \
+  -e '/^[[:space:]]*"[^"]*nvidia[^"]*"[[:space:]]*;/s,.*,unattended kept,p' "$@"
+# One line a place, in their order; one that cannot be told leaves none, and then nothing is said.
+df -Pk "$ROOT/usr" "$ROOT/var" 2>/dev/null | awk '
+  NR > 1 { free[NR - 1] = $4; disk[NR - 1] = $1 ":" $6 }
+  END { if (NR == 3) for (n = 1; n <= 2; n++) if (free[n] ~ /^[0-9]+$/)
+    print "free", n == 1 ? "/usr" : "/var", free[n], disk[n] }'
+"""
+
+_KERNEL = r"""
+{ read -r kernel <"$ROOT/proc/sys/kernel/osrelease"; } 2>/dev/null || kernel=$(uname -r)
 """
 
 HOST = (
     _LOADED
     + r"""
 { read -r loaded <"$ROOT/sys/module/nvidia/version"; } 2>/dev/null && echo "loaded $loaded"
-kernel=$(uname -r)
-echo "kernel $kernel"
+"""
+    + _KERNEL
+    + r"""echo "kernel $kernel"
 disk=$(modinfo -k "$kernel" -F version nvidia 2>/dev/null) && echo "disk $disk"
 for module in nouveau nova_core; do
   [ -d "$ROOT/sys/module/$module" ] && echo "rival $module"
@@ -70,11 +81,17 @@ for device in "$ROOT"/sys/bus/pci/devices/*; do
   { read -r vendor <"$device/vendor" && read -r class <"$device/class" &&
     read -r id <"$device/device"; } 2>/dev/null || continue
   case $vendor:$class in 0x10de:0x0300* | 0x10de:0x0302*) ;; *) continue ;; esac
-  driver=$(readlink "$device/driver") || driver=
+  driver=
+  # `cd` instead of a process for readlink; a link whose target is hidden has it by name only.
+  if [ -L "$device/driver" ]; then
+    cd -P "$device/driver" 2>/dev/null && driver=$PWD || driver=$(readlink "$device/driver")
+  fi
   echo "gpu ${device##*/} $id ${driver##*/}"
 done
-dmesg 2>/dev/null | grep -a -E 'NVRM|NovaCore|unavailable key is rejected|unsigned module' |
-  tail -n 20 | sed 's/^/log /'
+cd /
+dmesg 2>/dev/null | awk '
+  /NVRM|NovaCore|unavailable key is rejected|unsigned module/ { last[n++ % 20] = $0 }
+  END { for (i = n > 20 ? n - 20 : 0; i < n; i++) print "log " last[i % 20] }'
 """
     + _LIBRARIES
     + _PACKAGES
@@ -82,8 +99,9 @@ dmesg 2>/dev/null | grep -a -E 'NVRM|NovaCore|unavailable key is rejected|unsign
 )
 
 # `modinfo` only reads the module file; `dkms status` only its own folders.
-KERNELS = r"""
-echo "running $(uname -r)"
+KERNELS = (
+    _KERNEL
+    + r"""echo "running $kernel"
 for folder in "$ROOT"/lib/modules/*; do
   [ -d "$folder" ] || continue
   name=${folder##*/}
@@ -93,21 +111,28 @@ for folder in "$ROOT"/lib/modules/*; do
   done
   [ -e "$folder/build/Makefile" ] && headers=yes
   echo "kernel $name $image $headers"
-  modinfo -k "$name" nvidia 2>/dev/null | sed -n \
-    -e "s,^version: *,module $name version ,p" -e "s,^license: *,module $name license ,p" \
-    -e "s,^signer: *,module $name signer ,p"
+  modinfo -k "$name" nvidia 2>/dev/null | while read -r key value; do
+    case $key in version: | license: | signer:) echo "module $name ${key%:} $value" ;; esac
+  done
 done
 for pin in next-boot-pin proxmox-boot-pin; do
-  [ -s "$ROOT/etc/kernel/$pin" ] && echo "pin $pin $(sed -n 1p "$ROOT/etc/kernel/$pin")"
+  { read -r value <"$ROOT/etc/kernel/$pin" || [ -n "$value" ]; } 2>/dev/null &&
+    echo "pin $pin $value"
 done
+set --
 for file in "$ROOT/etc/default/grub" "$ROOT"/etc/default/grub.d/*.cfg; do
-  [ -f "$file" ] && sed -n 's/^ *GRUB_DEFAULT=/grub /p' "$file" | tr -d "\"'"
+  [ ! -f "$file" ] || set -- "$@" "$file"
 done
-[ -r "$ROOT/boot/grub/grubenv" ] &&
-  sed -n -e 's/^saved_entry=/saved /p' -e 's/^next_entry=/next /p' "$ROOT/boot/grub/grubenv"
+[ $# -eq 0 ] || sed -n -e '/^ *GRUB_DEFAULT=/{' -e 's//grub /' -e "s/[\"']//g" -e p -e '}' "$@"
+[ -r "$ROOT/boot/grub/grubenv" ] && while IFS= read -r line || [ -n "$line" ]; do
+  case $line in
+    saved_entry=*) echo "saved ${line#*=}" ;;
+    next_entry=*) echo "next ${line#*=}" ;;
+  esac
+done <"$ROOT/boot/grub/grubenv"
 if command -v dkms >/dev/null; then
   echo "tool dkms"
-  dkms status 2>/dev/null | sed 's/^/dkms /'
+  dkms status 2>/dev/null | while IFS= read -r line; do echo "dkms $line"; done
 fi
 mok=$ROOT/var/lib/dkms/mok.pub
 if [ -r "$mok" ] && command -v mokutil >/dev/null; then
@@ -115,6 +140,7 @@ if [ -r "$mok" ] && command -v mokutil >/dev/null; then
 fi
 exit 0
 """
+)
 
 GUEST = (
     _LOADED
@@ -133,7 +159,10 @@ SMI = (
 [ -e "$ROOT/proc/driver/nvidia/version" ] && [ -c "$ROOT/dev/nvidiactl" ] || exit 200
 for information in "$ROOT"/proc/driver/nvidia/gpus/*/information; do
   [ -r "$information" ] || continue
-  minor=$(sed -n 's/^Device Minor:[^0-9]*//p' "$information")
+  minor=
+  while read -r line; do
+    case $line in 'Device Minor:'*) minor=${{line##*[!0-9]}} ;; esac
+  done <"$information"
   [ -c "$ROOT/dev/nvidia$minor" ] || exit 200
 done
 command -v nvidia-smi >/dev/null || exit 127

@@ -14,7 +14,8 @@ OVERRIDE_TIMEOUT_S = 10.0
 SCRIPT = (
     FUNCTIONS
     + r"""
-echo "node $(uname -n)"
+{ read -r name <"$ROOT/proc/sys/kernel/hostname"; } 2>/dev/null || name=$(uname -n)
+echo "node $name"
 echo "now $(date +%s)"
 { read -r boot <"$ROOT/proc/sys/kernel/random/boot_id"; } 2>/dev/null && echo "bootid $boot"
 # Links as `ls` shows them, for all devices at once: a process a device would be slow.
@@ -27,8 +28,13 @@ for path in "$pci"/devices/*; do
   [ ! -d "$path/pci_bus" ] || bridge=+
   echo "pci ${path##*/} $vendor $device $class $bridge"
 done
-grep -H '^Device Minor:' "$ROOT"/proc/driver/nvidia/gpus/*/information 2>/dev/null |
-  sed -n 's,^.*/gpus/\([^/]*\)/information:,minor \1 ,p'
+for file in "$ROOT"/proc/driver/nvidia/gpus/*/information; do
+  [ -r "$file" ] || continue
+  address=${file%/information}
+  while read -r line; do
+    case $line in 'Device Minor:'*) echo "minor ${address##*/} $line" ;; esac
+  done <"$file"
+done
 for address in "$@"; do
   for node in "$pci/devices/$address"/drm/card*/dev "$pci/devices/$address"/drm/renderD*/dev \
     "$pci/devices/$address"/vfio-dev/vfio*/dev; do
@@ -55,7 +61,9 @@ if { read -r count <"$ROOT/sys/module/nvidia/refcnt"; } 2>/dev/null; then
   done
   echo "refs $count $dependents"
 fi
-sed -n 's/^ *\([0-9][0-9]*\) \(nvidia[a-z-]*\)$/major \1 \2/p' "$ROOT/proc/devices" 2>/dev/null
+[ -r "$ROOT/proc/devices" ] && while read -r major name; do
+  case $name in nvidia | nvidia-[a-z-]*) echo "major $major $name" ;; esac
+done <"$ROOT/proc/devices"
 stat -c 'devnode %n|%F|%t:%T' "$ROOT"/dev/nvidia* 2>/dev/null
 for file in "$ROOT"/run/qemu-server/*.pid; do
   [ -r "$file" ] || continue
@@ -84,40 +92,56 @@ for file in "$ROOT"/etc/pve/qemu-server/*.conf; do
   done <"$file"
 done
 [ -r "$ROOT/etc/pve/mapping/pci.cfg" ] && sed 's/^/mapping /' "$ROOT/etc/pve/mapping/pci.cfg"
-ours=$(marked)
-[ -z "$ours" ] || printf '%s\n' "$ours" | sed 's/^/marked /'
-links=$(open_links)
-writes=$(printf '%s\n' "$links" | sysfs_writes)
-told=
-opened=$(
-  printf '%s\n' "$links" | sed -n -e 's,^\([0-9]* [0-9]* .*/dev/vfio/.*\)$,open \1,p' \
-    -e 's,^\([0-9]* [0-9]* anon_inode:.*vfio-device.*\)$,open \1,p'
-  # Memory, terminals and input devices are everywhere and no GPU.
-  open_chars | sed -e '/ [145d]:/d' -e '/ 88:/d' -e 's/^/char /'
-)
-printf '%s\n' "$opened"
-printf '%s\n' "$opened" | sed -n 's/^open \([0-9]*\) \([0-9]*\) anon_inode.*/\1 \2/p' |
-  while read -r pid fd; do
-    sed -n "s,^vfio-device-syspath:[[:space:]]*.*/,syspath $pid ,p" \
-      "$ROOT/proc/$pid/fdinfo/$fd" 2>/dev/null
-  done
-# A write that was only passing is over by now.
-printf '%s\n' "$writes" | while read -r pid fd path; do
-  [ -n "$pid" ] && [ -L "$ROOT/proc/$pid/fd/$fd" ] || continue
-  its_state=$(waiting "$pid" "$fd") && echo "write $pid $its_state $path"
+ours=
+for mark in "$marks"/*; do
+  [ ! -f "$mark" ] || { ours=$(marked); break; }
 done
-[ -z "$opened$writes$ours" ] || for pid in $(
-  printf '%s\n' "$opened" | sed -n -e 's/^open \([0-9]*\) .*/\1/p' \
-    -e 's/^char \([0-9]*\) a:.*//' -e 's/^char \([0-9]*\) .*/\1/p' | sort -u
-  printf '%s\n' "$writes" | sed 's/ .*//'
-  printf '%s\n' "$ours" | cut -d ' ' -f 2
-); do
-  case " $told " in *" $pid "*) continue ;; esac
-  told="$told $pid"
+# One look at all links, for what is of interest here: driver files and vfio's.
+links=$(open_links | grep -E -e "$sysfs_write" -e /dev/vfio/ -e ' anon_inode:.*vfio-device')
+# Memory, terminals and input devices are everywhere and no GPU.
+chars=$(open_chars | grep -v -E ' ([145d]|88):')
+pids=" "
+also() { case $pids in *" $1 "*) ;; *) pids="$pids$1 " ;; esac; }
+# Read from here-documents, not from pipes: what is found out must outlive the loop.
+while read -r one pid rest; do
+  [ -n "$one" ] || continue
+  echo "marked $one $pid $rest"
+  also "$pid"
+done <<EOF
+$ours
+EOF
+while read -r pid fd path; do
+  [ -n "$pid" ] || continue
+  case $path in
+    /sys/*) # A write that was only passing is over by now.
+      [ -L "$ROOT/proc/$pid/fd/$fd" ] || continue
+      also "$pid"
+      ! waiting "$pid" "$fd" || echo "write $pid $its_state $path"
+      continue ;;
+  esac
+  echo "open $pid $fd $path"
+  also "$pid"
+  case $path in anon_inode*) ;; *) continue ;; esac
+  [ -r "$ROOT/proc/$pid/fdinfo/$fd" ] && while read -r line; do
+    case $line in vfio-device-syspath:*) echo "syspath $pid ${line##*/}" ;; esac
+  done <"$ROOT/proc/$pid/fdinfo/$fd"
+done <<EOF
+$links
+EOF
+while read -r pid number; do
+  [ -n "$pid" ] || continue
+  echo "char $pid $number"
+  case $number in a:*) ;; *) also "$pid" ;; esac
+done <<EOF
+$chars
+EOF
+for pid in $pids; do
   { read -r comm <"$ROOT/proc/$pid/comm"; } 2>/dev/null || continue
   echo "comm $pid $comm"
-  echo "cmd $pid $(tr '\0\n' '  ' <"$ROOT/proc/$pid/cmdline" 2>/dev/null)"
-  sed "s/^/cgroup $pid /" "$ROOT/proc/$pid/cgroup" 2>/dev/null
+  printf 'cmd %s ' "$pid"
+  tr '\0\n' '  ' <"$ROOT/proc/$pid/cmdline" 2>/dev/null
+  echo
+  { while read -r line; do echo "cgroup $pid $line"; done <"$ROOT/proc/$pid/cgroup"; } 2>/dev/null
 done
 echo "scanned"
 exit 0
@@ -128,16 +152,19 @@ exit 0
 OVERRIDE_SCRIPT = (
     FUNCTIONS
     + r"""
-busy=$(marked | cut -d ' ' -f 1)
+busy=
+for mark in "$marks"/*; do
+  [ ! -f "$mark" ] || { busy=$(marked | cut -d ' ' -f 1); break; }
+done
 stuck=$(
   open_links | sysfs_writes | while read -r pid fd path; do
-    waiting "$pid" "$fd" >/dev/null || continue
+    waiting "$pid" "$fd" || continue
     named=$(addresses "$pid" "$path")
     echo "${named:-pending $pid}"
   done
 )
 # A writer that names no function may be on any of them.
-printf '%s\n' "$stuck" | grep -m 1 '^pending' && exit 0
+case $stuck in *pending*) printf '%s\n' "$stuck" | grep -m 1 '^pending'; exit 0 ;; esac
 for address in "$@"; do
   for path in "$pci/devices/${address%.*}".* "$pci/devices/$address"/iommu_group/devices/*; do
     case " $busy $stuck " in *"${path##*/}"*) continue ;; esac

@@ -14,10 +14,12 @@ FUNCTIONS = r"""
 pci=$ROOT/sys/bus/pci
 marks=$ROOT/run/deployer/gpus
 driver_files="unbind|bind|driver_override|uevent|remove|reset|drivers_probe|new_id|remove_id"
+sysfs_write="^[0-9]+ [0-9]+ /sys/.*pci.*/($driver_files)\$"
 driver() { link=$(readlink "$pci/devices/$1/driver") || link=; echo "${link##*/}"; }
-# Every open file as `PID FD TARGET`.
+# Every open file as `PID FD TARGET`. A newline in a name would begin a line of its own: busybox's
+# ls shows none, GNU's quotes such a name.
 open_links() {
-  printf '%s\n' "$ROOT"/proc/[0-9]*/fd/* | xargs ls -ld 2>/dev/null |
+  printf '%s\n' "$ROOT"/proc/[0-9]*/fd/* | QUOTING_STYLE=c-maybe xargs ls -ld 2>/dev/null |
     sed -n 's,^.*/proc/\([0-9]*\)/fd/\([0-9]*\) -> \(.*\)$,\1 \2 \3,p'
 }
 # Every open character device as `PID MAJOR:MINOR` (hex). By number and not by name: a container's
@@ -32,7 +34,8 @@ hex() {
   { read -r number <"$1"; } 2>/dev/null || return 1
   printf '%x:%x\n' "${number%:*}" "${number#*:}"
 }
-# state PID [START]: its state letter; fails when it is gone, a zombie, or started at another time.
+# state PID [START]: sets its_state, the state letter; fails when it is gone, a zombie, or started
+# at another time. A variable, for what is asked of many processes must not fork for each.
 state() {
   { read -r line <"$ROOT/proc/$1/stat"; } 2>/dev/null || return 1
   line=${line##*) }
@@ -40,19 +43,22 @@ state() {
   set -- "${2-}" $line
   [ "$2" != Z ] && [ "$2" != X ] || return 1
   [ -z "$1" ] || [ "$1" = "${21}" ] || return 1
-  echo "$2"
+  its_state=$2
 }
-# waiting PID FD: its state, when it is inside a system call on this very file. Who only has it open
-# waits for nothing; where the kernel does not tell, only state D counts.
+# waiting PID FD: sets its_state, when it is inside a system call on this very file. Who only has it
+# open waits for nothing; where the kernel does not tell, only state D counts.
 waiting() {
-  its_state=$(state "$1") || return 1
+  state "$1" || return 1
   its_call=
   for call in "$ROOT/proc/$1/syscall" "$ROOT/proc/$1"/task/*/syscall; do
     { read -r its_number its_first its_rest <"$call"; } 2>/dev/null || continue
     its_call=$its_number
-    [ "$its_first" != "$(printf '0x%x' "$2")" ] || { echo "$its_state"; return 0; }
+    # Its first argument is hexadecimal; what is longer than a descriptor is an address.
+    case $its_first in
+      0x[0-9a-f]*) [ "${#its_first}" -gt 11 ] || [ $(($its_first)) -ne "$2" ] || return 0 ;;
+    esac
   done
-  [ -z "$its_call" ] && [ "$its_state" = D ] && echo D
+  [ -z "$its_call" ] && [ "$its_state" = D ]
 }
 # addresses PID TEXT: the PCI functions that the text or the process's command line names.
 addresses() {
@@ -61,7 +67,7 @@ addresses() {
 }
 # From `PID FD TARGET` lines those that have a driver file of a PCI device open.
 sysfs_writes() {
-  grep -E "^[0-9]+ [0-9]+ /sys/.*pci.*/($driver_files)\$"
+  grep -E "$sysfs_write"
 }
 # Writes of this tool that have not returned: `ADDRESS PID STATE WHAT`.
 marked() {
@@ -70,7 +76,7 @@ marked() {
     [ -f "$mark" ] || continue
     { read -r its_boot its_pid its_start its_what <"$mark"; } 2>/dev/null || continue
     [ "$its_boot" = "$boot" ] || continue
-    its_state=$(state "$its_pid" "$its_start") || continue
+    state "$its_pid" "$its_start" || continue
     echo "${mark##*/} $its_pid $its_state $its_what"
   done
 }

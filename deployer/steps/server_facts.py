@@ -31,8 +31,9 @@ stat_of() {
 boot=
 read -r boot </proc/sys/kernel/random/boot_id
 put now_boot "$boot"
-id=$(readlink "$root/$name/current" 2>/dev/null)
-id=${id##*/}
+id=
+if cd -P "$root/$name/current" 2>/dev/null; then id=${PWD##*/}; fi
+cd /
 session=
 if [ -n "$id" ] && [ -d "$root/$name/$id" ]; then
   put job_id "$id"
@@ -68,28 +69,29 @@ if [ -n "$id" ] && [ -d "$root/$name/$id" ]; then
     done
   fi
 fi
-hex=$(printf ':%04X' "$port")
-inodes=$(awk -v p="$hex" 'FNR > 1 && $4 == "0A" && substr($2, length($2) - 4) == p { print $10 }' \
+inodes=$(awk -v port="$port" 'BEGIN { p = sprintf(":%04X", port) }
+  FNR > 1 && $4 == "0A" && substr($2, length($2) - 4) == p { printf "%s ", $10 }' \
   /proc/net/tcp /proc/net/tcp6 2>/dev/null)
 for inode in $inodes; do put listen "$inode"; done
-if [ -n "$inodes" ]; then
-  pids=$(ls -l /proc/[0-9]*/fd 2>/dev/null | awk -v w="$inodes" '
-    BEGIN { n = split(w, a, "[ \n]+"); for (i = 1; i <= n; i++) want["socket:[" a[i] "]"] = 1 }
-    /^\/proc\/[0-9]+\/fd:$/ { split($0, p, "/"); pid = p[3]; next }
-    ($NF in want) && !(pid in seen) { seen[pid] = 1; print pid }')
-  for owner in $pids; do
-    stat_of "$owner" || continue
-    job=$(tr '\0' '\n' <"/proc/$owner/environ" 2>/dev/null | sed -n 's/^DEPLOYER_JOB=//p')
-    put owner "$owner $st_start $st_session $st_ppid $st_state ${job:--} $(tr '\0\n' '  ' \
-      <"/proc/$owner/cmdline" 2>/dev/null | cut -c1-1000)"
-  done
-fi
+marked "$root" "$name" "$inodes" | while read -r pid id job; do
+  stat_of "$pid" || continue
+  if [ "$id" != - ]; then
+    put marked "$pid $st_start $st_session $st_state $id"
+    continue
+  fi
+  printf 'owner=%s ' "$pid $st_start $st_session $st_ppid $st_state $job"
+  tr '\0\n' '  ' <"/proc/$pid/cmdline" 2>/dev/null | cut -c1-1000
+  echo
+done
 [ ! -x "$venv/bin/python" ] || put venv yes
 for info in "$venv"/lib/python3*/site-packages/sglang-*.dist-info; do
   [ ! -d "$info" ] || put engine "${info##*/}"
 done
-[ ! -f "$model/config.json" ] \
-  || put config "$(head -c 262144 "$model/config.json" | tr '\n\r' '  ')"
+if [ -f "$model/config.json" ]; then
+  printf 'config='
+  head -c 262144 "$model/config.json" | tr '\n\r' '  '
+  echo
+fi
 index=$model/model.safetensors.index.json
 if [ -f "$index" ]; then
   if grep -q -E '"([^"]*\.)?mtp[._]|\.eh_proj\.|\.nextn[._]' "$index"; then
@@ -101,9 +103,6 @@ fi
 put libc "$(getconf GNU_LIBC_VERSION 2>/dev/null)"
 value=
 { read -r value </sys/module/nvidia/version; } 2>/dev/null && put driver "$value"
-marked "$root" "$name" | while read -r pid id; do
-  ! stat_of "$pid" || put marked "$pid $st_start $st_session $st_state $id"
-done
 :
 """
 )

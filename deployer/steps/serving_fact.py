@@ -19,8 +19,9 @@ LIGHT_S = 9.0
 END = "DEPLOYER_AGENT_END"
 
 LIGHT = r"""
-id=$(readlink "$root/$name/current" 2>/dev/null)
-id=${id##*/}
+id=
+if cd -P "$root/$name/current" 2>/dev/null; then id=${PWD##*/}; fi
+cd /
 job=$root/$name/$id
 verdict=
 [ -z "$id" ] || [ ! -f "$job/verdict" ] || IFS= read -r verdict <"$job/verdict"
@@ -34,7 +35,7 @@ field boot; boot=$value
 case $pid$start$session in '' | *[!0-9]*) exit 0 ;; esac
 case $boot in '' | *[!0-9a-f-]*) exit 0 ;; esac
 set -- "$venv"
-who=$(printf '"pid":%s,"start":%s,"session":%s,"boot":"%s"' "$pid" "$start" "$session" "$boot")
+who="\"pid\":$pid,\"start\":$start,\"session\":$session,\"boot\":\"$boot\""
 """
 
 
@@ -86,7 +87,7 @@ def light_script(want: Deployment) -> str:
         assignments(values)
         + LIGHT
         + PYTHON
-        + f'"$python" -I - "[{{$who,$rest}}]" <<\'{END}\'\n{agent_text(light=True)}{END}\n'
+        + f'"$python" -I -S - "[{{$who,$rest}}]" <<\'{END}\'\n{agent_text(light=True)}{END}\n'
     )
 
 

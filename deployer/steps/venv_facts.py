@@ -15,32 +15,85 @@ from deployer.steps.harmless import HARMLESS
 
 OWN_UV = "/opt/deployer/uv/bin/uv"
 
-# Reversed: of two on the path, the first is imported.
-_VERSIONS = (
-    "import importlib.metadata as m, json, sys; "
-    "print(json.dumps({'python': '%d.%d' % sys.version_info[:2], "
-    "'versions': {d.metadata['Name']: d.version for d in reversed(list(m.distributions()))}}))"
+# As importlib.metadata finds them, of two on the path the one that is imported; but of each file
+# only the head is read: its parser takes a millisecond a package.
+_VERSIONS = r"""
+import json, os, sys
+
+def head(place):
+    for name in ("METADATA", "PKG-INFO", ""):
+        said = {}
+        try:
+            with open(os.path.join(place, name) if name else place, errors="replace") as file:
+                for line in file:
+                    if not line.strip():
+                        break
+                    key, found, value = line.partition(":")
+                    if found and key.lower() in ("name", "version"):
+                        said.setdefault(key.lower(), value.strip())
+        except OSError:
+            continue
+        if said:
+            return said
+    return {}
+
+versions = {}
+for root in sys.path:
+    try:
+        names = os.listdir(root or ".")
+    except OSError:
+        continue
+    for name in names:
+        if name.lower().endswith((".dist-info", ".egg-info")):
+            said = head(os.path.join(root, name))
+            if said.get("name"):
+                versions.setdefault(said["name"], said.get("version", ""))
+print(json.dumps({"python": "%d.%d" % sys.version_info[:2], "versions": versions}))
+"""
+
+# Looked for as files: importing them takes longer than starting Python.
+_SYSTEM = (
+    "import os, sys; print('python3=Python', sys.version.split()[0]); "
+    "lib = os.path.dirname(os.__file__); "
+    "all(os.path.exists(os.path.join(lib, one, '__init__.py')) for one in ('ensurepip', 'venv')) "
+    "and print('ensurepip=yes')"
 )
 
 _LOOK = r"""
+flat() {
+  # The words of $1 as one line.
+  set -f
+  set -- $1
+  set +f
+  echo "$*"
+}
 if [ -L "$LINK" ]; then printf 'kind=link\n'
 elif [ -d "$LINK" ]; then printf 'kind=folder\n'
 elif [ -e "$LINK" ]; then printf 'kind=other\n'
 else printf 'kind=none\n'; fi
-printf 'target=%s\n' "$(readlink -f "$LINK" 2>/dev/null)"
+if cd -P "$LINK" 2>/dev/null; then target=$PWD; else target=$(readlink -f "$LINK" 2>/dev/null); fi
+printf 'target=%s\n' "$target"
+cd /
 if [ -r "$LINK/deployer.json" ]; then
-  printf 'record=%s\n' "$(tr -d '\n\r' <"$LINK/deployer.json")"
+  printf 'record='
+  while IFS= read -r line || [ -n "$line" ]; do
+    printf '%s' "${line%[[:cntrl:]]}"
+  done <"$LINK/deployer.json"
+  echo
 fi
 if [ -x "$LINK/bin/python" ]; then
-  printf 'inside=%s\n' "$("$LINK/bin/python" -I -c "$VERSIONS" 2>&1 | tr '\n\r' '  ')"
+  inside=$("$LINK/bin/python" -I -c "$VERSIONS" 2>&1)
+  printf 'inside='
+  flat "$inside"
 fi
 for uv in "$(command -v uv 2>/dev/null)" "$OWN_UV"; do
   [ -n "$uv" ] && [ -x "$uv" ] || continue
-  printf 'uv=%s %s\n' "$uv" "$("$uv" --version 2>/dev/null | tr '\n' ' ')"
+  said=$("$uv" --version 2>/dev/null)
+  printf 'uv=%s ' "$uv"
+  flat "$said"
 done
 if command -v python3 >/dev/null 2>&1; then
-  printf 'python3=%s\n' "$(python3 -V 2>&1)"
-  python3 -I -c 'import ensurepip, venv' 2>/dev/null && printf 'ensurepip=yes\n'
+  python3 -I -S -c "$SYSTEM" 2>/dev/null || printf 'python3=%s\n' "$(python3 -V 2>&1)"
 fi
 command -v apt-get >/dev/null 2>&1 && printf 'apt=yes\n'
 exit 0
@@ -103,6 +156,7 @@ def venv_probes(want: Deployment) -> list[Probe]:
     values = {
         "LINK": want.playbook.engine.venv,
         "VERSIONS": _VERSIONS,
+        "SYSTEM": _SYSTEM,
         "OWN_UV": OWN_UV,
     }
     return [
