@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from filelock import FileLock, Timeout
-
 from deployer.errors import LockHeld, LockUnknown
 from deployer.names import shown
 
@@ -61,10 +59,15 @@ class LocalLock:
         self._host = host
         pid = os.getpid()
         self._owner = Owner(pid, time.time(), command, run_id, "look", start_of(pid) or 0)
+        # It brings asyncio along, which who only reads records has no need of.
+        from filelock import FileLock
+
         self._lock = FileLock(self.path, timeout=0, thread_local=False)
 
     def acquire(self) -> None:
         """Takes the lock without waiting. Raises LockHeld, or LockUnknown when it cannot ask."""
+        from filelock import Timeout
+
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock.acquire()

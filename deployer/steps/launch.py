@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Collection
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from deployer.deployment import Deployment
 from deployer.errors import REFUSALS, RemoteCommandFailed, StepFailed, Unreachable
@@ -32,7 +32,6 @@ from deployer.steps.launch_restore import (
 )
 from deployer.steps.launch_start import SeenBefore, identify, recorded, start_command
 from deployer.steps.launch_told import as_step_failed, redacted
-from deployer.steps.launch_wait import LaunchFailed, LaunchWait
 from deployer.steps.server_compat import refusal, settled_problems
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.server_wanted import (
@@ -47,6 +46,11 @@ from deployer.steps.stop_leftovers import clear, held
 from deployer.steps.stop_told import still_there
 from deployer.steps.venv_facts import VenvFact
 from deployer.steps.weights_facts import WeightsFact, weights_probe
+
+# What follows a launch (the rules of its failures among it) is loaded where one is followed: a look
+# that finds nothing to do is over before it would be.
+if TYPE_CHECKING:
+    from deployer.steps.launch_wait import LaunchFailed
 
 
 class LaunchStep(Step):
@@ -132,6 +136,8 @@ class LaunchStep(Step):
         elif fact.job is not None and not fact.leftovers:
             # It died by itself: no stop has ended what left its session, or cleared its files.
             self._end_rest(context, fact.job.identity)
+        from deployer.steps.launch_wait import LaunchFailed
+
         last: tuple[Launch, LaunchFailed] | None = None
         failed: set[str] = set()
         while (rung := fall.next()) is not None:
@@ -254,6 +260,8 @@ class LaunchStep(Step):
         return start_command(context, argv, mark, note, key, self.seen)
 
     def follow(self, context: StepContext, job: JobIdentity, launch: Launch, key: str) -> None:
+        from deployer.steps.launch_wait import LaunchWait
+
         wait = LaunchWait(context, job, key, self.now, self.sleep)
         answer = wait.until_ready()
         identify(launch, job)
@@ -293,6 +301,8 @@ class LaunchStep(Step):
 
         `failed`: fingerprints of what has failed in this run; the same would fail the same way.
         """
+        from deployer.steps.launch_wait import LaunchFailed
+
         good = self.former(context.state, failed)
         if good is None:
             return ""

@@ -7,6 +7,7 @@ come the later variants, and between them at most one derived step up and one do
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from deployer.deployment import Deployment
 from deployer.model import Facts
@@ -14,8 +15,10 @@ from deployer.sglang.derive import Derived, derive
 from deployer.state import DeploymentState, Manifest
 from deployer.steps.known_good import preferred, rung_of, why_preferred
 from deployer.steps.launch_fit import machine_of
-from deployer.steps.launch_wait import LaunchFailed
 from deployer.steps.server_wanted import DERIVED, LaunchNote, Rung, ladder
+
+if TYPE_CHECKING:
+    from deployer.steps.launch_wait import LaunchFailed
 
 
 def first_rung(want: Deployment, state: DeploymentState) -> tuple[Rung, str]:

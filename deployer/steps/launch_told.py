@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
 from deployer.state import Launch
-from deployer.steps.launch_wait import LaunchFailed
+
+if TYPE_CHECKING:
+    from deployer.steps.launch_wait import LaunchFailed
 
 
 def redacted(text: str, key: str) -> str:

@@ -15,14 +15,11 @@ from deployer.remote.jobs import ROOT
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import forget_failure, remember_failure
-from deployer.steps.gates_bench import Bench
 from deployer.steps.known_good import remember
 from deployer.steps.launch import api_key
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.server_wanted import LaunchNote, is_wanted, server_job_name
 from deployer.steps.serving_fact import ServingFact, serving_probe
-from deployer.steps.verify_fallback import Fallback
-from deployer.steps.verify_gates import Gates
 
 WRITE_VERDICT = """\
 d=$1/$2
@@ -93,6 +90,11 @@ class VerifyStep(Step):
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Runs the gates and writes the verdict into the launch's folder and into the state."""
+        # The gates are loaded where they run: a quick proof has no need of them.
+        from deployer.steps.gates_bench import Bench
+        from deployer.steps.verify_fallback import Fallback
+        from deployer.steps.verify_gates import Gates
+
         want = context.want
         server = facts.need(ServerFact)
         if server.job is None:

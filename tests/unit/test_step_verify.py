@@ -27,7 +27,7 @@ from deployer.errors import GateFailed, StepFailed
 from deployer.model import Facts, PlanState, ProbeOutput
 from deployer.remote.jobs import ROOT
 from deployer.reverify import Reverify
-from deployer.steps import launch_wait, verify
+from deployer.steps import launch_wait, verify, verify_gates
 from deployer.steps.serving_fact import ServingFact, light_script, parse_serving
 from deployer.steps.verify import VerifyStep
 from tests.local_transport import SHELLS, LocalTransport, shell_path
@@ -150,7 +150,7 @@ class Loading:
         self.jobs, self.own = jobs, state()
         monkeypatch.setattr(launch_wait, "ask", lambda *words, **more: [self.answer(clock)])
         monkeypatch.setattr(
-            verify.Gates, "run", lambda gates: self.gates.append(int(clock.time)) or {}
+            verify_gates.Gates, "run", lambda gates: self.gates.append(int(clock.time)) or {}
         )
         self.guest = FakeTransport()
         self.context, _ = context(WANT, self.own, jobs, guest=self.guest)
