@@ -20,10 +20,10 @@ from deployer.migrate_journal import Nothing, Resume, TakeBack
 from deployer.migrate_outset import Outset
 from deployer.migrate_pair import MigrateOptions, MigrateResult, Pair
 from deployer.migrate_side import Side
+from deployer.run_record import RunRecord, new_run_id
 from deployer.session import HostSession
 from deployer.state_file import StateFile
 from deployer.steps.order import all_steps
-from deployer.up import RunRecord, new_run_id
 
 
 def migrate(
@@ -60,7 +60,8 @@ def migrate(
             raise
         except Exception as error:  # noqa: BLE001 - told with its migration
             told = error if isinstance(error, DeployError) else Defect.of(error, name)
-            result.error, code, text, fix = told, told.exit_code, str(told), told.fix
+            result.error, code, fix = told, told.exit_code, told.fix
+            text = "; ".join([str(told), *(one.line() for one in result.obstacles)])
         bus.emit(RunFinished(destination.host_name, destination.id, code, text, fix))
     return result
 

@@ -16,7 +16,7 @@ from deployer.migrate_side import trouble
 from deployer.migrate_weights import Lending, Rate, choose, measure, with_source
 from deployer.model import Facts, PlanState
 from deployer.state import Manifest
-from deployer.up import address
+from deployer.up_result import address
 
 STEPS = {
     "prepare": ("driver", "gpus", "container", "venv"),

@@ -19,7 +19,7 @@ from deployer.migrate_gap import Gap, ask
 from deployer.migrate_side import Side, trouble
 from deployer.model import Facts
 from deployer.state import Migration
-from deployer.up import address
+from deployer.up_result import address
 
 PHASE = "cutover"
 OUT_S = 30.0

@@ -25,9 +25,12 @@ from deployer.multinode_node import NodeRun, open_node
 from deployer.multinode_threads import raise_first, together
 from deployer.multinode_told import Failed, recorded, summary, tell
 from deployer.multinode_verify import NodesVerify
+from deployer.repin import repin
 from deployer.restart import RestartStop
+from deployer.run_record import new_run_id
 from deployer.steps.base import Step
-from deployer.up import DeploymentResult, UpOptions, new_run_id, proven, repin
+from deployer.up_options import UpOptions
+from deployer.up_result import DeploymentResult, proven
 
 
 def up_nodes(wants: Sequence[Deployment], options: UpOptions, bus: Bus) -> list[DeploymentResult]:

@@ -25,7 +25,8 @@ from deployer.steps.server_facts import ServerFact
 from deployer.steps.stop import StopStep
 from deployer.steps.stop_told import stop_ours
 from deployer.steps.verify import VerifyStep
-from deployer.up import DeploymentResult, UpOptions
+from deployer.up_options import UpOptions
+from deployer.up_result import DeploymentResult
 
 
 class NodeStop(StopStep):

@@ -9,7 +9,9 @@ from typing import Any
 from deployer.deployment import Deployment
 from deployer.errors import Defect, DeployError, NotStarted
 from deployer.events import Bus, Event, RunFinished
-from deployer.up import DeploymentResult, RunRecord, UpOptions
+from deployer.run_record import RunRecord
+from deployer.up_options import UpOptions
+from deployer.up_result import DeploymentResult
 
 
 class Failed(Exception):

@@ -21,7 +21,7 @@ from deployer.steps.base import StepContext
 from deployer.steps.shards import pinned
 from deployer.steps.shards_agent import Row, failed, run_agent
 from deployer.steps.shards_download import MISMATCH
-from deployer.up import UpOptions
+from deployer.up_options import UpOptions
 
 TIMEOUT_S = 86400.0
 

@@ -26,7 +26,7 @@ from deployer.state import DeploymentState, Launch, RolledBack
 from deployer.steps.base import Step
 from deployer.steps.rolled_back import wish_key
 from deployer.steps.server_wanted import fingerprint
-from deployer.up import MakeEngine
+from deployer.up_options import MakeEngine
 
 
 def made_of(kept: Kept, launch: Launch, here: str) -> tuple[Recipe, str]:

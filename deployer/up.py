@@ -8,157 +8,38 @@ run stays in .deploy/runs/.
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
-from deployer import hub
-from deployer.cancel import Cancel
 from deployer.deployment import Deployment
-from deployer.engine import Engine, Outcome, Selection
+from deployer.engine import Engine, Outcome
 from deployer.errors import CommandOverdue, Defect, DeployError, Interrupted, Unreachable
-from deployer.events import Bus, Event, Note, Progress, RunFinished, RunStarted
+from deployer.events import Bus, Note, Progress, RunFinished, RunStarted
 from deployer.inventory import Host
 from deployer.kept import Kept
 from deployer.locallock import LocalLock
 from deployer.model import Facts, PlanState, Where
-from deployer.names import shown
 from deployer.recipe import recipe_of
 from deployer.remote.transport import Transport
+from deployer.repin import repin
 from deployer.rollout import Rollout
+from deployer.run_record import RunRecord, new_run_id
 from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState, Manifest
-from deployer.state_file import StateFile, make_folder
+from deployer.state_file import StateFile
 from deployer.steps.base import Step
-from deployer.steps.order import all_steps
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.server_wanted import is_wanted
-from deployer.steps.serving_fact import ServingFact
-from deployer.steps.verify import VerifyStep
+from deployer.up_options import UpOptions
+from deployer.up_result import DeploymentResult, proven, summary
 
 if TYPE_CHECKING:
     from deployer.replicas import Membership
 
-MakeEngine = Callable[[Deployment, Sequence[Step]], Engine]
-
-Confirm = Callable[[Deployment, Outcome], bool]
-"""Shown the plans of the steps that may act; False changes nothing."""
-
-
-class Aim(Protocol):
-    """A run that goes somewhere else than the playbook says (`rollback`)."""
-
-    def begin(self, want: Deployment, own: DeploymentState) -> None:
-        """Before the first look: the state as this run needs it. In memory only."""
-
-    def seen(self, want: Deployment, own: DeploymentState, facts: Facts) -> None:
-        """It will act; `facts` are of under the lock. The state is saved afterwards."""
-
-    def failed(
-        self, want: Deployment, own: DeploymentState, error: DeployError, engine: MakeEngine
-    ) -> DeployError:
-        """Something was acted upon and failed: goes back, and returns the error to tell."""
-
-    def done(self, want: Deployment, own: DeploymentState) -> None:
-        """It has passed. The state is saved afterwards."""
-
-
 REST_S = 30.0
 """A canary can take hours: who waits for it longer than this ends its connections meanwhile."""
-
-
-@dataclass(frozen=True)
-class UpOptions:
-    """What the user asked for."""
-
-    base: Path
-    """The inventory folder; `.deploy/` lies beside it."""
-    command: str = "up"
-    dry_run: bool = False
-    selection: Selection = field(default_factory=Selection)
-    confirm: Confirm | None = None
-    steps: Callable[[], list[Step]] = all_steps
-    serves: bool = True
-    """Whether the run ends with a server: `down` does not."""
-    repin: bool = False
-    """Ask the Hub what the model's revision is now; else a branch stays at its pinned commit."""
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    aim: Aim | None = None
-    rollout: Rollout | None = None
-    """Asked before anything is changed, when other hosts are in the same run."""
-    cancel: Cancel = field(default_factory=Cancel)
-
-    @property
-    def deploy_dir(self) -> Path:
-        """State, locks and run records."""
-        return self.base.resolve().parent / ".deploy"
-
-
-@dataclass
-class DeploymentResult:
-    """How one deployment ended."""
-
-    id: str
-    outcome: Outcome | None = None
-    error: DeployError | None = None
-    declined: bool = False
-    acted: bool = False
-    """One of its steps has begun to change something."""
-    left: list[str] = field(default_factory=list)
-    """Steps outside of `--from`/`--only` that still have something to do."""
-    result: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def exit_code(self) -> int:
-        """0, or the error's code."""
-        return self.error.exit_code if self.error is not None else 0
-
-
-def new_run_id() -> str:
-    """Sortable and unique: 20261130-065012-ab12."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
-
-
-class RunRecord:
-    """The event stream of a run as a file: .deploy/runs/<time>-<host>.jsonl."""
-
-    def __init__(self, folder: Path, run_id: str, host: str) -> None:
-        """Makes the file. Raises DeployError when it cannot be written."""
-        self.path = folder / f"{run_id}-{host}.jsonl"
-        self._lost = False
-        try:
-            make_folder(folder)
-            self._file = self.path.open("ab", buffering=0)
-        except OSError as error:
-            raise self._unwritable(error) from error
-
-    def __call__(self, event: Event) -> None:
-        """Appends one event. Raises DeployError, once: the events of that error come here too."""
-        if self._lost:
-            return
-        line = json.dumps(event.to_dict(), ensure_ascii=False, default=str) + "\n"
-        try:
-            self._file.write(line.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            self._lost = True
-            raise self._unwritable(error) from error
-
-    def close(self) -> None:
-        """Ends the file."""
-        self._file.close()
-
-    def _unwritable(self, error: OSError) -> DeployError:
-        return DeployError(
-            f"the record of the run cannot be written: {error.strerror or error}",
-            where=shown(self.path),
-            fix="free space or correct the permissions, then run the same command again",
-        )
 
 
 def up_host(
@@ -220,7 +101,7 @@ def _in_session(
             try:
                 _one(want, session, state_file, state, options, bus, run_id, on_step, result)
                 bus.emit(
-                    RunFinished(host_name, want.id, 0, _summary(want, result), "", result.result)
+                    RunFinished(host_name, want.id, 0, summary(want, result), "", result.result)
                 )
             except KeyboardInterrupt:
                 bus.emit(RunFinished(host_name, want.id, Interrupted.exit_code, "interrupted"))
@@ -420,72 +301,3 @@ def _wait_for_turn(
         bus.emit(Progress(want.host_name, want.id, "canary", text))
 
     rollout.admit(want, waits, idle=idle)
-
-
-def repin(want: Deployment, own: DeploymentState, options: UpOptions, bus: Bus) -> None:
-    """The newest file list of the revision in place of the pinned one; not saved here.
-
-    Raises HubError, and then the pin is as it was.
-    """
-    token = options.environ.get(want.playbook.download.token_env) or None
-    before, after = own.manifest, hub.fetch_manifest(want.playbook, token)
-    what = f"{after.repo} {after.asked}"
-    if before is None or (before.repo, before.asked) != (after.repo, after.asked):
-        text = f"{what} is {after.commit[:12]}"
-    elif before.commit == after.commit:
-        text = f"{what} is {after.commit[:12]}, as pinned"
-    else:
-        known = {file.path: file for file in before.files}
-        new = sum(known.get(file.path) != file for file in after.files)
-        text = f"{what} moved from {before.commit[:12]} to {after.commit[:12]}: {new} files differ"
-    own.manifest = after
-    bus.emit(Note(want.host_name, want.id, "shards", "info", text))
-
-
-def address(want: Deployment) -> str:
-    """The URL at which the model answers when it is served."""
-    ssh = want.host.ssh
-    if want.container is not None and want.container.ssh is not None:
-        ssh = want.container.ssh
-    return f"{(want.entry.url or f'http://{ssh.address}:{want.port}').rstrip('/')}/v1"
-
-
-def proven(
-    want: Deployment, steps: Sequence[Step], facts: Facts, own: DeploymentState
-) -> dict[str, Any]:
-    """Where the model answers, and what was proven of the launch that is alive now.
-
-    Empty unless the verify step, asked with these facts, has nothing left to do.
-    """
-    verify = next((step for step in steps if isinstance(step, VerifyStep)), None)
-    server, serving = facts.get(ServerFact), facts.get(ServingFact)
-    if verify is None or server is None or server.job is None or serving is None:
-        return {}
-    if verify.plan(want, facts, own).state is not PlanState.NOTHING:
-        return {}
-    return {
-        "endpoint": address(want),
-        "model": want.playbook.model.served_name,
-        "launch": serving.launch,
-        "variant": server.job.launch.variant,
-        "degraded": server.job.launch.degraded,
-        "verdict": serving.verdict,
-        "figures": dict(serving.figures),
-    }
-
-
-def _summary(want: Deployment, result: DeploymentResult) -> str:
-    if result.declined:
-        return "declined; nothing was changed"
-    if result.result:
-        changed = result.outcome.changed if result.outcome else []
-        did = f"changed: {', '.join(changed)}" if changed else "nothing to do"
-        less = result.result.get("degraded")
-        return (
-            f"{want.id} serves {result.result['model']} at {result.result['endpoint']} "
-            f"({f'{less}; {did}' if less else did})"
-        )
-    done = "nothing was changed"
-    if result.outcome is not None and result.outcome.changed:
-        done = f"changed: {', '.join(result.outcome.changed)}"
-    return f"{done}; left to do: {', '.join(result.left)}" if result.left else done

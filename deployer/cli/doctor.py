@@ -16,7 +16,7 @@ from deployer.fleet import exit_code
 from deployer.locallock import read_owner
 from deployer.remote.lock_record import Controller, this_controller
 from deployer.steps.order import all_steps
-from deployer.up import UpOptions
+from deployer.up_options import UpOptions
 
 MARKS = {
     Level.UNREACHABLE: "UNREACHABLE",

@@ -24,7 +24,7 @@ from deployer.errors import DeployError
 from deployer.findings import Finding, Level, of_error, of_rehash
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.rehash import Rehashed, rehash_host
-from deployer.up import UpOptions
+from deployer.up_options import UpOptions
 
 
 def clean_partials(options: Options, deployments: Sequence[Deployment]) -> int:

@@ -44,7 +44,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
     from deployer.collecting import gc_steps
     from deployer.engine import Selection
     from deployer.gc_here import free_here, look_here
-    from deployer.up import UpOptions
+    from deployer.up_options import UpOptions
 
     deployments = options.select(words, all_)
     everywhere = Catalog.load(options.inventory).select([], True)

@@ -13,7 +13,7 @@ from deployer.state import DeploymentState, Launch, ValidatedSet
 from deployer.state_file import StateFile
 from deployer.steps.rolled_back import back_document, back_words, record_document, record_words
 from deployer.steps.server_wanted import degraded
-from deployer.up import UpOptions
+from deployer.up_options import UpOptions
 
 
 @click.command("history")

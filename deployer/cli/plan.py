@@ -14,7 +14,7 @@ from deployer.model import PlanState
 
 if TYPE_CHECKING:
     from deployer.engine import Outcome
-    from deployer.up import DeploymentResult
+    from deployer.up_result import DeploymentResult
 
 
 @click.command("plan")

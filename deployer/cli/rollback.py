@@ -46,7 +46,7 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
     from deployer.kept import Kept
     from deployer.state import DeploymentState
     from deployer.state_file import StateFile
-    from deployer.up import UpOptions
+    from deployer.up_options import UpOptions
 
     now = _one(options, word)
     folder = UpOptions(base=options.inventory).deploy_dir

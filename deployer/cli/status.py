@@ -29,7 +29,8 @@ from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile
 from deployer.steps.base import Step
 from deployer.steps.order import all_steps
-from deployer.up import UpOptions, address
+from deployer.up_options import UpOptions
+from deployer.up_result import address
 
 
 @dataclass

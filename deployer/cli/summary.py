@@ -11,7 +11,7 @@ from deployer.cli.plain import printable
 from deployer.cli.report import error_lines
 from deployer.errors import CommandOverdue, DeployError, Interrupted, NotStarted
 from deployer.names import listed
-from deployer.up import DeploymentResult
+from deployer.up_result import DeploymentResult
 
 TOLD_TOGETHER = (NotStarted, Interrupted, CommandOverdue)
 """What befalls many at once and for one reason."""

@@ -28,7 +28,9 @@ from deployer.names import listed
 from deployer.rollout import Rollout
 from deployer.steps.base import Step
 from deployer.steps.order import NAMES, all_steps
-from deployer.up import Aim, DeploymentResult, UpOptions, up_host
+from deployer.up import up_host
+from deployer.up_options import Aim, UpOptions
+from deployer.up_result import DeploymentResult
 
 Question = Callable[[Deployment, Outcome], str]
 """Prints what would be done and returns the question; '' when there is nothing to ask."""

@@ -39,7 +39,8 @@ from deployer.steps.server_facts import ServerFact, parse_server, server_script_
 from deployer.steps.serving_fact import serving_probe  # noqa: E402
 from deployer.steps.stop import StopStep  # noqa: E402
 from deployer.steps.verify import VerifyStep  # noqa: E402
-from deployer.up import DeploymentResult, UpOptions  # noqa: E402
+from deployer.up_options import UpOptions  # noqa: E402
+from deployer.up_result import DeploymentResult  # noqa: E402
 from tests.local_transport import shell_path  # noqa: E402
 
 pytestmark = pytest.mark.long

@@ -14,7 +14,7 @@ from deployer.cli.table import Board, TableRenderer
 from deployer.engine import Outcome
 from deployer.errors import DeployError, GateFailed, Interrupted, NotStarted, Unreachable
 from deployer.model import Change, Plan, Procedure, Where
-from deployer.up import DeploymentResult
+from deployer.up_result import DeploymentResult
 
 NAMES = [f"h{n:02}/m" for n in range(1, 6)]
 

@@ -73,7 +73,8 @@ from deployer.steps.server_wanted import LaunchNote, Rung, is_wanted
 from deployer.steps.serving_fact import light_problem
 from deployer.steps.stop import StopStep
 from deployer.steps.verify import VerifyStep
-from deployer.up import DeploymentResult, UpOptions
+from deployer.up_options import UpOptions
+from deployer.up_result import DeploymentResult
 
 HOSTS = ("kpro5", "kpro6")
 INVENTORY = """\

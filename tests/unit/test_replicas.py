@@ -28,6 +28,7 @@ from deployer.remote.transport import Transport
 from deployer.replicas import Membership, known_good_serves
 from deployer.state import Back
 from deployer.steps.server_wanted import LaunchNote
+from deployer.up_options import UpOptions
 
 MINE = "http://192.0.2.5:30000"
 OTHERS = ("http://192.0.2.6:30000", "http://192.0.2.7:30000")
@@ -265,7 +266,7 @@ def rolled(
     monkeypatch.setattr(replicas, "Membership", recorder)
     monkeypatch.setattr(up, "proven", lambda *words: {"model": "tiny", "endpoint": "x"})
     monkeypatch.setattr(Session, "transports", lambda self, want: dict.fromkeys(up.Where))
-    options = up.UpOptions(
+    options = UpOptions(
         base=tmp_path / "inventory",
         steps=lambda: [FakeStep("venv"), FakeStep("stop", error)],
         environ={},

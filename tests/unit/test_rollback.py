@@ -67,6 +67,8 @@ from deployer.steps.rolled_back import rolled_back, wish_key
 from deployer.steps.server_wanted import LaunchNote, Rung, fingerprint
 from deployer.steps.shards_facts import ShardsFact, Verified
 from deployer.steps.stop import StopStep
+from deployer.up_options import UpOptions
+from deployer.up_result import DeploymentResult
 
 OLD = deployment("no-mtp", serve={"args": {"tp-size": 2, "context-length": 4096, "chunked": -1}})
 NOW = dataclasses.replace(
@@ -600,10 +602,10 @@ class Run:
         host = HostState(host="kpro5", deployments={"qwen": own})
         StateFile(self.folder / ".deploy" / "state", "kpro5").save(host)
 
-    def back(self) -> up.DeploymentResult:
+    def back(self) -> DeploymentResult:
         recipe, lock_text = self.kept.load(self.old.recipe)
         want = then(NOW, recipe, lock_text, self.old)
-        options = up.UpOptions(
+        options = UpOptions(
             base=self.folder / "inventory",
             command="rollback",
             steps=lambda: [Served(self.world)],
@@ -671,7 +673,7 @@ def test_a_run_that_was_killed_goes_on_or_back(rolling: Run) -> None:
 def test_up_forgets_the_rollback_when_it_has_launched_something_else(rolling: Run) -> None:
     assert rolling.back().error is None
     changed = dataclasses.replace(NOW, lock_text="torch==2.13.0")
-    options = up.UpOptions(
+    options = UpOptions(
         base=rolling.folder / "inventory", steps=lambda: [Served(rolling.world)], environ={}
     )
     done = up.up_host("kpro5", [changed], options, Bus(lambda event: None))[0]
@@ -681,7 +683,7 @@ def test_up_forgets_the_rollback_when_it_has_launched_something_else(rolling: Ru
 def test_nothing_is_written_when_only_looking(rolling: Run) -> None:
     before = rolling.own()
     recipe, lock_text = rolling.kept.load(rolling.old.recipe)
-    options = up.UpOptions(
+    options = UpOptions(
         base=rolling.folder / "inventory",
         dry_run=True,
         steps=lambda: [Served(rolling.world)],
@@ -697,7 +699,7 @@ def test_what_an_older_version_launched_is_kept_when_up_finds_it_serving(rolling
     own = rolling.own()
     own.launches[-1].recipe = ""
     rolling.save(own)
-    options = up.UpOptions(
+    options = UpOptions(
         base=rolling.folder / "inventory", steps=lambda: [Served(rolling.world)], environ={}
     )
     assert up.up_host("kpro5", [NOW], options, Bus(lambda event: None))[0].error is None

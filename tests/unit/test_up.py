@@ -21,6 +21,8 @@ from deployer.state import DeploymentState, Launch
 from deployer.steps.base import Step, StepContext
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
+from deployer.up_options import UpOptions
+from deployer.up_result import DeploymentResult, proven
 
 WANT = world.deployment()
 
@@ -94,9 +96,9 @@ def run(
     selection: Selection | None = None,
     dry_run: bool = False,
     confirm: up.Confirm | None = None,
-) -> tuple[list[up.DeploymentResult], list[Event]]:
+) -> tuple[list[DeploymentResult], list[Event]]:
     events: list[Event] = []
-    options = up.UpOptions(
+    options = UpOptions(
         base=tmp_path / "inventory",
         dry_run=dry_run,
         selection=selection or Selection(),
@@ -178,12 +180,12 @@ def test_only_the_launch_that_is_alive_is_claimed() -> None:
     own.launches = [Launch(id="old", variant="mtp", started=1.0, verdict="good")]
     own.known_good = "old"
     dead = world.facts(world.fact(job=world.server_job(WANT, alive=False)), ServingFact())
-    assert up.proven(WANT, steps, dead, own) == {}
+    assert proven(WANT, steps, dead, own) == {}
     job = world.server_job(WANT)
     server = world.fact(job=job, listening=True, owners=(world.owner(),))
     unjudged = world.facts(server, ServingFact(launch=job.identity.id))
-    assert up.proven(WANT, steps, unjudged, own) == {}
+    assert proven(WANT, steps, unjudged, own) == {}
     good = ServingFact(job.identity.id, "good", 5.0, {"tps": 2.0}, "")
-    claim = up.proven(WANT, steps, world.facts(server, good), own)
+    claim = proven(WANT, steps, world.facts(server, good), own)
     assert claim["launch"] == job.identity.id and claim["figures"] == {"tps": 2.0}
     assert claim["endpoint"] == "http://192.0.2.5:30000/v1"

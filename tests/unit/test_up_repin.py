@@ -21,6 +21,7 @@ from deployer.model import Change, Facts, Plan, Probe, Procedure, Where
 from deployer.state import DeploymentState, HostState, Manifest, ManifestFile
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
+from deployer.up_options import UpOptions
 from tests.unit.downloadworld import want
 from tests.unit.test_up import Session
 
@@ -71,7 +72,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[E
     state = HostState(host=WANT.host_name)
     state.deployments[WANT.name] = DeploymentState(manifest=manifest(OLD, "1", "2"))
     file(tmp_path).save(state)
-    options = up.UpOptions(
+    options = UpOptions(
         base=tmp_path / "inventory",
         steps=lambda: [Shards()],
         serves=False,
