@@ -35,6 +35,7 @@ from deployer.steps.container_inside import plan_inside, plan_plain, wrong_nodes
 from deployer.steps.container_refuse import refuse
 from deployer.steps.container_snapshot import is_snapshot, snapshot
 from deployer.steps.container_snapshot import take as take_snapshot
+from deployer.steps.container_told import notes
 from deployer.steps.gpus_facts import GpuFacts
 
 ROUNDS = 6
@@ -62,7 +63,7 @@ class ContainerStep(Step):
         return [] if want.vmid is None else probes(want.vmid, create=create)
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
-        """Configuration first, then what the guest sees."""
+        """Configuration first, then what the guest sees. What was seen of both goes along."""
         if want.vmid is None:
             return plan_plain(want, facts)
         seen = facts.get(ContainerFacts)
@@ -71,18 +72,22 @@ class ContainerStep(Step):
                 f"pct on {want.host_name} gave no answer in time",
                 f"look at `pvecm status` and `systemctl status pve-cluster` on {want.host_name}",
             )
+        told = notes(want.vmid, seen, facts.get(GpuFacts), facts.get(GuestNodes))
+        return self._decide(want, want.vmid, facts, seen).noted(*told)
+
+    def _decide(self, want: Deployment, vmid: int, facts: Facts, seen: ContainerFacts) -> Plan:
         host = facts.get(GpuFacts)
         create = want.container.create if want.container is not None else None
         # A status without a readable file: pct knows the container.
         absent = not seen.exists and not seen.status
         if create is not None and (absent or creation.cut_off(seen)):
-            refusal = creation.refuse(want, want.vmid, create, seen)
-            return refusal or _plan_new(want, want.vmid, create, seen, host)
-        if refusal := refuse(want, want.vmid, seen):
+            refusal = creation.refuse(want, vmid, create, seen)
+            return refusal or _plan_new(want, vmid, create, seen, host)
+        if refusal := refuse(want, vmid, seen):
             return refusal
         if host is None or not host.ready:
             return Plan.unknown("gpus", "unknown until gpus has put the GPUs on nvidia")
-        decided = _plan_there(want, want.vmid, facts, host, seen)
+        decided = _plan_there(want, vmid, facts, host, seen)
         if decided.state is PlanState.CHANGES and not seen.quorate:
             return creation.no_quorum(want.host_name)
         return decided
@@ -190,14 +195,27 @@ def _plan_there(
         if bad := unstartable(seen):
             return _does_not_start(want, vmid, bad)
         reason = f"container {vmid} is {seen.status or 'not running'}"
-        if seen.ha in ("disabled", "error"):
-            return Plan.blocked(
-                f"{reason}, and the HA manager has it as {seen.ha}",
-                f"on {want.host_name}: ha-manager set ct:{vmid} --state started",
-            )
+        if refusal := _no_power(want, vmid, seen, reason):
+            return refusal
         reason += aside(vmid, seen, host)
         return Plan.change(reason, *added, power.start(vmid, reason, seen.ha))
     return _plan_running(want, vmid, facts, added, lack)
+
+
+def _no_power(want: Deployment, vmid: int, seen: ContainerFacts, reason: str) -> Plan | None:
+    """Why the HA manager would start it neither now nor after a stop; None when it would."""
+    if seen.ha and "error" in (seen.ha, seen.ha_state):
+        return Plan.blocked(
+            f"{reason}, and the HA manager has it in error: it does nothing for it",
+            f"on {want.host_name}: ha-manager set ct:{vmid} --state disabled, mend what failed "
+            f"(`journalctl -u pve-ha-lrm`), then ha-manager set ct:{vmid} --state started",
+        )
+    if seen.ha == "disabled":
+        return Plan.blocked(
+            f"{reason}, and the HA manager has it as disabled",
+            f"on {want.host_name}: ha-manager set ct:{vmid} --state started",
+        )
+    return None
 
 
 def _does_not_start(want: Deployment, vmid: int, bad: list[str]) -> Plan:
@@ -246,6 +264,8 @@ def _restart(
             f"{reason}; that needs a restart of container {vmid}, and its restart is never",
             f"restart it at a good time (`pct reboot {vmid}`), or set restart: allowed",
         )
+    if refusal := _no_power(want, vmid, seen, f"{reason}; that needs a restart"):
+        return refusal
     if bad := unstartable(seen):
         return _does_not_start(want, vmid, bad)
     if waits := pending_of_others(seen.config()):

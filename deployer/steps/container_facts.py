@@ -81,6 +81,8 @@ if [ -n "$locked" ]; then
 fi
 echo "=== begun"
 [ -e "$ROOT$STATE/$VMID/creating" ] && echo creating
+echo "=== frozen"
+{ read -r frozen <"$ROOT/sys/fs/cgroup/lxc/$VMID/cgroup.freeze"; } 2>/dev/null && echo "$frozen"
 echo "=== majors"
 kind=
 [ -r "$ROOT/proc/devices" ] && while read -r major rest; do
@@ -148,6 +150,8 @@ class ContainerFacts:
     """What the HA manager was asked for (`started`, ...); '' when it does not own the container."""
     ha_status: str = ""
     """What `ha-manager status` says of it."""
+    frozen: bool = False
+    """Its processes stand still (a backup, a snapshot, lxc-freeze); pct calls that running."""
     elsewhere: tuple[str, ...] = ()
     """`VM 129 on kpro5`, `container 129 on kpro6`: who else has this id."""
     tasks: tuple[str, ...] = ()
@@ -164,6 +168,12 @@ class ContainerFacts:
     def exists(self) -> bool:
         """There is a container of this id on this node."""
         return self.conf is not None
+
+    @property
+    def ha_state(self) -> str:
+        """What the HA manager has made of it (`started`, `migrate`, `error`, ...); '' unknown."""
+        found = re.search(r"\([^,()]*, *([\w-]+)\)", self.ha_status)
+        return found.group(1) if found else ""
 
     def config(self) -> pct_config.PctConfig:
         """The conf, parsed."""
@@ -212,6 +222,7 @@ def parse_container(output: ProbeOutput, vmid: int = 0) -> ContainerFacts:
         quorate="0" not in part.get("quorum", []),
         ha=asked if "managed" in ha and asked != "ignored" else "",
         ha_status=next((line for line in ha if line.startswith("service ")), ""),
+        frozen="1" in part.get("frozen", []),
         elsewhere=_elsewhere(part.get("elsewhere", []), name, vmid, whole),
         tasks=tuple(
             fields[4] for line in part.get("task", []) if len(fields := line.split(":")) > 5

@@ -28,7 +28,8 @@ wait_for() {
 }
 stopped() { [ "$(pct status "$VMID" 2>/dev/null)" = "status: stopped" ]; }
 running() { [ "$(pct status "$VMID" 2>/dev/null)" = "status: running" ]; }
-answering() { pct exec "$VMID" -- true </dev/null >/dev/null 2>&1; }
+# In a frozen or hung guest a command never ends.
+answering() { timeout 10 pct exec "$VMID" -- true </dev/null >/dev/null 2>&1; }
 start() {
   running || pct start "$VMID" || running || return 1
   wait_for running && wait_for answering

@@ -19,6 +19,14 @@ _LOCK_ENDS = {
     "snapshot": "vzsnapshot",
     "snapshot-delete": "vzdelsnapshot",
 }
+_HA_BUSY = {
+    "fence": "waits for the fencing of the node of",
+    "freeze": "holds, for the restart of a node,",
+    "migrate": "migrates",
+    "recovery": "looks for a node for",
+    "relocate": "moves to another node",
+    "request_stop": "stops",
+}
 
 
 def refuse(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan | None:
@@ -36,6 +44,16 @@ def refuse_on(host: str, vmid: int, seen: ContainerFacts) -> Plan | None:
         return Plan.blocked(
             f"pct cannot tell the status of container {vmid}: {seen.status_text}",
             f"run `pct status {vmid}` on {host}",
+        )
+    if task := _HA_BUSY.get(seen.ha_state):
+        return Plan.blocked(
+            f"the HA manager {task} container {vmid} ({seen.ha_state})",
+            f"run again when `ha-manager status` on {host} calls it started or stopped",
+        )
+    if seen.frozen:
+        return Plan.blocked(
+            f"container {vmid} is frozen: no process of it moves, and commands in it would hang",
+            f"if no backup or snapshot of it is at work: lxc-unfreeze -n {vmid}, on {host}",
         )
     if seen.config().current.flag("template"):
         return Plan.blocked(

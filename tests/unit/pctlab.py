@@ -29,6 +29,7 @@ DEVICES = {
     "/dev/exlink": (stat.S_IFCHR, 240, 0),
     "/dev/exblk": (stat.S_IFBLK, 7, 99),
     "/dev/exregular": (stat.S_IFREG, 0, 0),
+    "/dev/exdir": (stat.S_IFDIR, 0, 0),
     "/dev/nvidia0": (stat.S_IFCHR, 195, 0),
     "/dev/nvidia1": (stat.S_IFCHR, 195, 1),
     "/dev/nvidiactl": (stat.S_IFCHR, 195, 255),
@@ -101,7 +102,7 @@ def _device(value: str) -> tuple[str, Any, dict[str, str]]:
     if path not in lab.devices:
         die(f"Device {path} does not exist", 2)
     kind, major, minor = lab.devices[path]
-    if kind == stat.S_IFREG:
+    if kind in (stat.S_IFREG, stat.S_IFDIR):
         die(f"{path} is not a device")
     return path, SimpleNamespace(st_mode=kind, st_rdev=os.makedev(major, minor)), options
 
@@ -130,7 +131,18 @@ def _modules() -> dict[str, ModuleType]:
     ct.kill = lambda vmid: _LAB[-1].running.discard(vmid)
     ct.enter_argv = lambda vmid: []
     ct.device, ct.start, ct.shut_down = _device, _start, _shut_down
-    names = ("ctschema", "ctraw", "ctformat", "ctconf", "ctdisk", "pctargs", "pctset", "pct")
+    names = (
+        "ctschema",
+        "ctraw",
+        "ctformat",
+        "ctconf",
+        "ctdisk",
+        "pctargs",
+        "pctset",
+        "pctsnap",
+        "pctsnap",
+        "pct",
+    )
     kept = {name: sys.modules.pop(name, None) for name in ("ct", *names)}
     sys.path.insert(0, str(LAB))
     sys.modules["ct"] = ct

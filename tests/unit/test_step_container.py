@@ -499,6 +499,40 @@ def test_a_snapshot_only_where_wanted_and_once() -> None:
     assert len(plan(pct(taken, "stopped")).changes) == 2
 
 
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("migrate", "the HA manager migrates container 129"),
+        ("fence", "waits for the fencing of the node of container 129"),
+        ("recovery", "looks for a node for container 129"),
+        ("request_stop", "the HA manager stops container 129"),
+    ],
+)
+def test_while_the_ha_manager_works_on_it_nothing_is_done(state: str, told: str) -> None:
+    seen = pct(BARE, ha="started", ha_status=f"service ct:129 (kpro5, {state})")
+    decided = plan(seen, guest([]))
+    assert decided.state is PlanState.BLOCKED
+    assert told in decided.reason
+
+
+@pytest.mark.parametrize("status", ["stopped", "running"])
+def test_what_the_ha_manager_has_in_error_is_neither_started_nor_restarted(status: str) -> None:
+    text = FULL if status == "stopped" else "\n[pve:pending]\n".join((BARE, FULL[len(BARE) :]))
+    seen = pct(text, status, ha="started", ha_status="service ct:129 (kpro5, error)")
+    decided = plan(seen, guest([]))
+    assert decided.state is PlanState.BLOCKED
+    assert "the HA manager has it in error" in decided.reason
+    assert "--state disabled" in decided.fix
+
+
+def test_a_frozen_container_is_not_touched() -> None:
+    decided = plan(pct(BARE, frozen=True), guest([]))
+    assert decided.state is PlanState.BLOCKED
+    assert "is frozen" in decided.reason
+    locked = plan(pct(BARE + "lock: backup\n", frozen=True, tasks=("vzdump",)))
+    assert "task vzdump works on it" in locked.reason
+
+
 def test_a_file_that_etc_pve_cannot_hold_is_refused() -> None:
     decided = plan(pct(BARE + "#" + "x" * 1024 * 1024 + "\n", "stopped", PVE7))
     assert decided.state is PlanState.BLOCKED
@@ -523,6 +557,7 @@ def test_look_at_the_cluster(tmp_path: Path, shell: list[str]) -> None:
     (root / "proc/77/cmdline").write_bytes(upid.encode() + b"\0")
     (root / "proc/78").mkdir()
     (root / "proc/78/cmdline").write_bytes(upid.replace(":129:", ":1290:").encode())
+    write(root / "sys/fs/cgroup/lxc/129/cgroup.freeze", "1\n")
     (root / "dev").mkdir()
     char(root / "dev/here", 10, 3)
     tool(tools, "pct", "echo status: stopped\n")
@@ -534,6 +569,7 @@ def test_look_at_the_cluster(tmp_path: Path, shell: list[str]) -> None:
     assert seen.conf == conf
     assert (seen.quorate, seen.ha) == (False, "error")
     assert seen.ha_status == "service ct:129 (kpro5, error)"
+    assert (seen.ha_state, seen.frozen) == ("error", True)
     assert seen.elsewhere == ("container 129 on kpro6",)
     assert seen.tasks == ("vzdump",)
     assert seen.majors == {1, 509}

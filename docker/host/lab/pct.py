@@ -11,15 +11,15 @@ import os
 import re
 import subprocess
 import sys
-import time
 
 import ct
 import ctconf
 import ctdisk
 import ctformat
 import pctset
+import pctsnap
 from ctconf import die, load, locked, refuse_lock, save, warn
-from pctargs import options, reject
+from pctargs import as_task, options, reject
 
 VERBS = {
     "config",
@@ -126,14 +126,6 @@ def start(vmid: str, words: list[str]) -> None:
         ha_request(vmid, "started")
         return
     as_task(lambda: boot(vmid))
-
-
-def as_task(work) -> None:  # type: ignore[no-untyped-def]
-    """A task: whatever went wrong is 255."""
-    try:
-        work()
-    except SystemExit as ended:
-        raise ctconf.Ended(255 if ended.code else 0) from None
 
 
 def boot(vmid: str) -> None:
@@ -260,101 +252,6 @@ def copy(vmid: str, command: str, words: list[str]) -> None:
         subprocess.run([*inside, 'cat "$1"', "sh", source], stdout=file, check=False)
 
 
-def list_snapshots(vmid: str) -> None:
-    """`pct listsnapshot`."""
-    conf = load(vmid)
-    ordered = sorted(conf.snapshots.items(), key=lambda item: item[1].keys.get("snaptime", "0"))
-    for depth, (name, section) in enumerate(ordered):
-        moment = time.localtime(int(section.keys.get("snaptime", "0")))
-        text = section.description.strip() or "no-description"
-        when = time.strftime("%Y-%m-%d %H:%M:%S", moment)
-        print(f"{'  ' * depth}`-> {name:<20} {when}    {text}")
-    print(f"{'  ' * len(ordered)}`-> {'current':<20} {'':<19}    You are here!")
-
-
-def snapshots(vmid: str, command: str, words: list[str]) -> None:
-    """`pct snapshot`, `delsnapshot`, `rollback`; warnings of a task are on stdout."""
-    if not words:
-        die(f"400 not enough arguments\npct {command} <vmid> <snapname> [OPTIONS]")
-    name = words[0]
-    given = options(command, words[1:], {"force", "start"}, {"description"})
-    if command == "snapshot" and name == "current":
-        die("unable to use snapshot name 'current' (reserved name)", 2)
-    if not re.fullmatch(r"[a-z][a-z0-9_-]+", name, re.IGNORECASE) or len(name) > 40:
-        reject(command, {"snapname": f"invalid format - invalid configuration ID '{name}'\n"})
-    with ctconf.warnings_on_stdout():
-        as_task(lambda: _snapshots(vmid, command, name, given))
-    if command == "rollback" and given.get("start") == "1":
-        start(vmid, [])
-
-
-def _snapshots(vmid: str, command: str, name: str, given: dict[str, str]) -> None:
-    with locked(vmid):
-        conf = load(vmid)
-        current = conf.current
-        if current.keys.get("template") == "1":
-            what = {
-                "snapshot": "take a snapshot if it's a template",
-                "rollback": "rollback if vm is a template",
-                "delsnapshot": "delete a snapshot if vm is a template",
-            }
-            die(f"you can't {what[command]}")
-        if command != "snapshot":
-            if name not in conf.snapshots:
-                die(f"snapshot '{name}' does not exist")
-            state = conf.snapshots[name].keys.get("snapstate")
-            if command == "rollback" and state:
-                die(f"unable to rollback to incomplete snapshot (snapstate = {state})")
-        refuse_lock(conf)
-        if command == "snapshot":
-            if name in conf.snapshots:
-                die(f"snapshot name '{name}' already used")
-            if not ctdisk.snapshots(current):
-                die("snapshot feature is not available")
-            for other, section in sorted(conf.snapshots.items()):
-                if section.keys.get("parent") == name:
-                    warn(
-                        f"deleting parent '{name}' reference from '{other}' to avoid bogus "
-                        "snapshot cycle."
-                    )
-                    del section.keys["parent"]
-            taken = current.copy()
-            taken.keys = {k: v for k, v in taken.keys.items() if not _stays(k)}
-            taken.keys["snaptime"] = str(int(time.time()))
-            taken.description = given["description"] + "\n" if given.get("description") else ""
-            conf.snapshots[name] = taken
-            current.keys["parent"] = name
-        elif command == "delsnapshot":
-            gone = conf.snapshots.pop(name)
-            for section in (current, *conf.snapshots.values()):
-                if section.keys.get("parent") == name:
-                    section.keys.pop("parent")
-                    if "parent" in gone.keys:
-                        section.keys["parent"] = gone.keys["parent"]
-            for volume in sorted(gone.volumes()):
-                current.add_unused(volume)
-        else:
-            if ct.running(vmid):
-                ct.kill(vmid)
-            back = conf.snapshots[name].copy()
-            for volume in sorted(current.volumes() - back.volumes()):
-                current.add_unused(volume)
-            kept = {k: v for k, v in current.keys.items() if k.startswith("unused")}
-            back.keys = {**{k: v for k, v in back.keys.items() if not _stays(k)}, **kept}
-            back.keys["parent"] = name
-            back.description = current.description
-            conf.current, conf.pending = back, ctconf.Section()
-        save(conf)
-        # pct reads it again at its next stages.
-        for _ in range(2):
-            load(vmid)
-
-
-def _stays(key: str) -> bool:
-    """Keys that go neither into a snapshot nor out of one."""
-    return key.startswith("unused") or key in ("digest", "lock", "snapstate", "snaptime", "vmstate")
-
-
 def unlock(vmid: str) -> None:
     """`pct unlock`: the `lock:` key only."""
     with locked(vmid):
@@ -444,13 +341,14 @@ def main(words: list[str]) -> None:
     elif command == "unlock":
         unlock(vmid)
     elif command == "listsnapshot":
-        list_snapshots(vmid)
+        pctsnap.show(vmid)
     elif command in ("stop", "shutdown"):
         stop(vmid, command, rest)
     elif command in ("push", "pull"):
         copy(vmid, command, rest)
     elif command in ("snapshot", "delsnapshot", "rollback"):
-        snapshots(vmid, command, rest)
+        if pctsnap.work(vmid, command, rest):
+            start(vmid, [])
     else:
         verbs = {
             "config": show_config,

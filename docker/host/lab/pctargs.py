@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NoReturn
 
+import ctconf
 from ctconf import die
 
 
@@ -49,3 +50,11 @@ def options(command: str, words: list[str], booleans: set[str], values: set[str]
             usage(command, name)
         found[name] = f"{found[name]},{value}" if name in found and name == "delete" else value
     return found
+
+
+def as_task(work) -> None:  # type: ignore[no-untyped-def]
+    """A task: whatever went wrong is 255."""
+    try:
+        work()
+    except SystemExit as ended:
+        raise ctconf.Ended(255 if ended.code else 0) from None
