@@ -4,79 +4,12 @@ from __future__ import annotations
 
 from deployer.sglang.compat_case import LATEST, Case, Check, Problem
 from deployer.sglang.compat_machine import dotted
+from deployer.sglang.modelclasses import first_with
 from deployer.sglang.pages import lacks_head_dim
 from deployer.sglang.releases import Version
 
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 TRUE = ("1", "true", "yes", "y")
-
-FIRST_WITH: tuple[tuple[Version, Version, str], ...] = (
-    (
-        (0, 5, 9, 9999),
-        (0, 5, 10),
-        "Lfm2VlForConditionalGeneration SarvamMLAForCausalLM SarvamMoEForCausalLM "
-        "WhisperForConditionalGeneration",
-    ),
-    (
-        (0, 5, 10, 9999),
-        (0, 5, 11),
-        "Gemma4ForCausalLM Gemma4ForConditionalGeneration HYV3ForCausalLM MiMoV2ForCausalLM "
-        "MossVLForConditionalGeneration NemotronH_Nano_Omni_Reasoning_V3 "
-        "Qwen3ASRForConditionalGeneration VoxtralForConditionalGeneration",
-    ),
-    (
-        (0, 5, 11, 9999),
-        (0, 5, 12),
-        "DeepseekV4ForCausalLM InternS2PreviewForConditionalGeneration LagunaForCausalLM "
-        "MiniCPMV4_6ForConditionalGeneration",
-    ),
-    (
-        (0, 5, 12, 9999),
-        (0, 5, 14),
-        "Cohere2MoeForCausalLM Cohere2VisionForConditionalGeneration "
-        "Gemma4UnifiedForConditionalGeneration MiMoV2ASRForCausalLM NemotronHPuzzleForCausalLM "
-        "Step3p7ForConditionalGeneration ZayaForCausalLM",
-    ),
-    (
-        (0, 5, 14, 9999),
-        (0, 5, 15),
-        "HrmTextForCausalLM LocateAnythingForConditionalGeneration UnlimitedOCRForCausalLM",
-    ),
-    (
-        (0, 5, 15, 9999),
-        (0, 5, 16),
-        "GlmImageForConditionalGeneration InklingForConditionalGeneration MellumForCausalLM "
-        "MiniMaxM3SparseForCausalLM MiniMaxM3SparseForConditionalGeneration",
-    ),
-    (
-        (0, 5, 16, 9999),
-        (0, 5, 18),
-        "InternS2MobiusForConditionalGeneration KimiK3ForConditionalGeneration "
-        "MuseGlimmerForCausalLM MuseGlimmerForConditionalGeneration Qwen3_5ForCausalLM "
-        "Qwen3_5MoeForCausalLM",
-    ),
-    (
-        (0, 5, 18, 9999),
-        (0, 5, 20),
-        "BailingMoeV3ForCausalLM Cosmos3EdgeForConditionalGeneration "
-        "Cosmos3ForConditionalGeneration Dots3NoteForCausalLM FalconMambaForCausalLM "
-        "Glm5NextForConditionalGeneration GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM "
-        "GraniteSWAForCausalLM HYV4ForCausalLM K2HorizonForCausalLM KimiK3LinearForCausalLM "
-        "Mamba2ForCausalLM MambaForCausalLM MiniCPMSALAForCausalLM NanbeigeForCausalLM "
-        "NanbeigeForSequenceClassification NemotronH_Omni_Reasoning_V3 "
-        "Qwen4ExpForConditionalGeneration Spark2_5ForCausalLM XllmForCausalLM",
-    ),
-    (
-        (0, 5, 20, 9999),
-        (0, 5, 23),
-        "BailingMM2NativeForConditionalGeneration BailingMMNativeForConditionalGeneration "
-        "BailingMoeV3VLForConditionalGeneration BeamForCausalLM DiffusionGemmaForBlockDiffusion "
-        "ExaoneMoeForCausalLM GigaChat35ForCausalLM IQuestQ1ForCausalLM "
-        "MiniCPMV4_7ForConditionalGeneration MuseSparkForConditionalGeneration",
-    ),
-)
-"""(newest release read without them, oldest read with them, architectures): `EntryClass` of
-sglang/srt/models/ in each wheel. Releases between the two are not judged."""
 
 QUANT_SM: dict[str, tuple[tuple[Version, int], ...]] = {
     "mxfp8": ((LATEST, 100),),
@@ -98,18 +31,18 @@ def architecture(case: Case) -> list[Problem]:
     if case.shape is None:
         return []
     name = case.shape.architecture
-    for without, first, names in FIRST_WITH:
-        if name in names.split() and case.version <= without:
-            return [
-                Problem(
-                    "architecture-too-new",
-                    f"SGLang {dotted(case.version)} has no class for {name}; the first release "
-                    f"read that has one is {dotted(first)}",
-                    f"engine.version {dotted(first)} or newer, with its own lock",
-                    "EntryClass of sglang/srt/models/ in the wheels",
-                )
-            ]
-    return []
+    patch = first_with(name)
+    if patch is None or case.version[:3] >= (0, 5, patch):
+        return []
+    return [
+        Problem(
+            "architecture-too-new",
+            f"SGLang {dotted(case.version)} has no class for {name}; the first release that has "
+            f"one is 0.5.{patch}",
+            f"engine.version 0.5.{patch} or newer, with its own lock",
+            "EntryClass of sglang/srt/models/ in the wheels",
+        )
+    ]
 
 
 def split(case: Case) -> list[Problem]:

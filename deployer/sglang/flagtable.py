@@ -1,12 +1,12 @@
 """Flags of the server's own parser in each release read, without their dashes. Pure data.
 
-Made by running `ServerArgs.add_cli_args` of the wheels 0.5.9, 0.5.10, 0.5.11, 0.5.12.post1,
-0.5.14, 0.5.15.post1, 0.5.16, 0.5.18, 0.5.20 and 0.5.23 on a CPU. A release between two of them is
-not judged.
+Made by running `ServerArgs.add_cli_args` of the wheels of every release from 0.5.9 to 0.5.23 on a
+CPU (0.5.10, 0.5.12, 0.5.13 and 0.5.15 in their post releases). A newer release is not judged.
 """
 
 from __future__ import annotations
 
+from deployer.sglang.flagchanges import CHANGES
 from deployer.sglang.releases import Version
 
 FIRST = """
@@ -104,175 +104,6 @@ weight-loader-disable-mmap weight-version
 """
 """0.5.9."""
 
-CHANGES: tuple[tuple[int, str, str], ...] = (
-    (
-        10,
-        """
-default-priority-value disable-piecewise-cuda-graph disable-priority-preemption
-enable-adaptive-dispatch-to-encoder enable-aiter-allreduce-fusion enable-elastic-expert-backup
-enable-fused-moe-sum-all-reduce enable-hisparse enable-mfu-metrics enable-mm-global-cache
-enable-prefill-context-parallel enable-ssl-refresh enable-streaming-session
-enforce-disable-flashinfer-allreduce-fusion enforce-piecewise-cuda-graph engine-info-bootstrap-port
-experts-shared-outer-loras gc-threshold hisparse-config incremental-streaming-output
-linear-attn-backend linear-attn-decode-backend linear-attn-prefill-backend modelexpress-config
-no-experts-shared-outer-loras pre-warm-nccl prefill-cp-mode speculative-ngram-max-trie-depth
-ssl-ca-certs ssl-certfile ssl-keyfile ssl-keyfile-password stream-response-default-include-usage
-use-ray
-""",
-        """
-disable-hicache-numa-detect disaggregation-decode-dp disaggregation-decode-tp
-disaggregation-prefill-pp hierarchical-sparse-attention-extra-config mm-max-concurrent-calls
-mm-per-request-timeout speculative-ngram-branch-length speculative-ngram-max-match-window-size
-speculative-ngram-min-match-window-size
-""",
-    ),
-    (
-        11,
-        """
-batch-notify-size debug-cuda-graph disaggregation-decode-enable-radix-cache elastic-ep-rejoin
-enable-breakable-cuda-graph enable-dp-attention-local-control-broadcast enable-http2 enable-mis
-enable-quant-communications enforce-shared-experts-fusion grpc-http-sidecar-port
-lora-strict-loading lora-use-virtual-experts msprobe-dump-config no-lora-strict-loading
-no-record-nolora-graph record-nolora-graph speculative-adaptive speculative-adaptive-config
-speculative-dflash-block-size speculative-dflash-draft-window-size
-speculative-ngram-external-corpus-max-tokens speculative-ngram-external-corpus-path
-speculative-ngram-external-sam-budget speculative-skip-dp-mlp-sync strip-thinking-cache
-tokenizer-backend weight-loader-prefetch-checkpoints weight-loader-prefetch-num-threads
-""",
-        """
-ds-channel-config-path ds-heavy-channel-num ds-heavy-channel-type ds-heavy-token-num
-ds-sparse-decode-threshold enable-double-sparsity multi-item-scoring-delimiter
-""",
-    ),
-    (
-        12,
-        """
-detokenizer-worker-num enable-deepep-waterfill enable-forward-pass-metrics
-enable-return-indexer-topk enable-strict-thinking forward-pass-metrics-ipc-name
-forward-pass-metrics-worker-id hierarchical-sparse-attention-extra-config lora-drain-wait-threshold
-model-config-parser prefill-delayer-max-delay-ms prefill-delayer-queue-min-ratio
-prefill-only-disable-kv-cache speculative-draft-window-size weight-loader-drop-cache-after-load
-""",
-        """
-
-""",
-    ),
-    (
-        14,
-        """
-asr-max-buffer-seconds asr-max-concurrent-sessions cp-strategy cuda-graph-backend-decode
-cuda-graph-backend-prefill cuda-graph-bs-decode cuda-graph-bs-prefill cuda-graph-config
-cuda-graph-max-bs-decode cuda-graph-max-bs-prefill cuda-graph-tc-compiler
-deepep-dispatcher-output-dtype disable-attn-tp-gather disable-decode-cuda-graph
-disable-prefill-cuda-graph disaggregation-decode-extra-slots dsa-decode-backend dsa-prefill-backend
-dsa-prefill-cp-mode dsa-topk-backend enable-deepseek-v4-fp4-indexer
-enable-dsa-prefill-context-parallel enable-int8-mamba-checkpoint enable-prefill-cp
-encoder-bootstrap-port encoder-register-urls flashinfer-allreduce-fusion-backend
-int8-mamba-ckpt-size kv-canary kv-canary-real-data kv-canary-sweep-interval lmcache-config-file
-load-snapshot-publish-interval mamba-radix-cache-strategy optimistic-prefill-retries
-radix-cache-backend speculative-use-rejection-sampling trace-modules
-""",
-        """
-custom-sigquit-handler debug-tensor-dump-inject enable-nan-detection enable-piecewise-cuda-graph
-hybrid-kvcache-ratio no-record-nolora-graph record-nolora-graph
-""",
-    ),
-    (
-        15,
-        """
-bf16-gemm-backend dcp-size decode-context-parallel-size decoupled-spec-bind-endpoint
-decoupled-spec-connect-endpoints decoupled-spec-rank decoupled-spec-role
-dsa-paged-mqa-logits-backend enable-linear-replayssm enable-mamba-cache-stochastic-rounding
-enable-page-major-kv-layout enable-session-radix-cache enable-tf32-matmul enable-unified-memory
-linear-replayssm-cache-len mamba-cache-philox-rounds min-free-slots-delay spec-trace-dir
-""",
-        """
-
-""",
-    ),
-    (
-        16,
-        """
-default-chat-template-kwargs dllm-fdfo elastic-ep-initial-size elastic-ep-join-mode
-elastic-ep-join-rank-offset elastic-ep-scale-timeout enable-dsa-cache-layer-split enable-flexkv
-enable-gdn-replayssm-spec enable-scattered-sconv enable-waterfill flexkv-config-file fuseep-mode
-grpc-port max-ep-size mm-feature-transport no-dllm-fdfo optimistic-prefill-attempts
-retraction-policy sidecar sidecar-args smg-grpc-mode smg-http-sidecar-port
-speculative-dspark-align-verify-tokens-to-graph-tier speculative-dspark-block-size
-speculative-dspark-confidence-sts-path speculative-dspark-sps-table-path
-""",
-        """
-enable-deepep-waterfill optimistic-prefill-retries
-""",
-    ),
-    (
-        18,
-        """
-allowed-media-domains c128-page-size dcp-comm-backend dcp-replicate-q-proj
-disaggregation-decode-retraction-backup dwdp-size enable-cp-decode-attn-tp
-enable-linear-replayssm-spec enable-tp-lm-head-all-to-all expert-balancedness-report-mode
-flashinfer-autotune-skip-ops http2-max-concurrent-streams image-processor-backend
-language-model-only linear-attn-verify-backend mamba-max-states-per-path media-url-max-file-size-mb
-mlx-enable-sampling mm-global-cache-backend mm-io-worker-num mm-preprocess-cache-size-mb
-mm-processor-worker-num no-dcp-replicate-q-proj no-enable-tp-lm-head-all-to-all
-return-hidden-states-mode speculative-draft-kv-cache-dtype startup-weight-load-mode
-trust-mm-content-hashes weight-cache-mode weight-cache-socket weight-cache-timeout
-""",
-        """
-torchao-config
-""",
-    ),
-    (
-        20,
-        """
-deepep-v2-mode dsv4-attn-backend dsv4-prefill-backend enable-dense-mlp-attn-tp enable-layernorm-sp
-enable-lean-attention enable-response-store enable-shared-experts-attn-tp
-enable-unified-cache-external-linker enable-w4a4-mxfp4-megamoe flashinfer-a2a-dispatch-type
-gated-launch-port hicache-host-memory-mode hicache-storage-prefetch-retry-max-attempts
-hicache-storage-prefetch-retry-poll-interval http2-initial-connection-window-size
-load-publish-endpoint no-ple-offload-embedding ple-offload-backend ple-offload-dir
-ple-offload-embedding prefill-decode-interval radix-eviction-policy-config return-input-ids
-return-output-ids sampling-mask-max-tokens speculative-domino-candidate-pool-size
-speculative-dsa-topk-backend unified-cache-external-linker-backend uno-lora-path
-""",
-        """
-collect-tokens-histogram cuda-graph-bs cuda-graph-max-bs disable-piecewise-cuda-graph
-dsa-prefill-cp-mode enable-breakable-cuda-graph enable-dsa-prefill-context-parallel
-enable-expert-distribution-metrics enable-gdn-replayssm-spec enable-nsa-prefill-context-parallel
-enable-prefill-context-parallel enforce-piecewise-cuda-graph mamba-scheduler-strategy
-nsa-decode-backend nsa-prefill-backend nsa-prefill-cp-mode piecewise-cuda-graph-compiler
-piecewise-cuda-graph-max-tokens piecewise-cuda-graph-tokens prefill-cp-mode
-prefill-round-robin-balance speculative-dflash-draft-window-size stream-output
-""",
-    ),
-    (
-        23,
-        """
-attention-data-parallel-size attn-dp-size boundary-reduction constrained-json-max-whitespace-cnt
-context-bucket cuda-graph-max-seq-len-prefill cuda-graph-prefill-max-context
-disable-aiter-allreduce-fusion-in-decode disable-aiter-allreduce-fusion-in-prefill
-disaggregation-decode-allocation-policy disaggregation-decode-host-receive-threshold
-disaggregation-enable-kv-checksum dsa-triton-union enable-amd-monokernel
-enable-decoder-swa-bounded-replay enable-dsa-fused-indexer enable-encoder-swa-bounded-replay
-enable-hicache enable-http-worker-reuseport enable-kv-cache-sharding enable-linker-mla-dedup
-enable-megamoe-for-layernorm-sp enable-nvidia-megakernel enable-paged-experts enable-pd-role-switch
-enable-return-aux-hidden-states enable-watermark grpc-response-timeout-secs
-hicache-host-memory-fraction monokernel-backend no-enable-decoder-swa-bounded-replay
-no-enable-dsa-fused-indexer no-enable-fused-qk-norm-rope no-enable-tf32-matmul
-no-mm-enable-dp-encoder no-speculative-enable-w4a4-mxfp4-megamoe otlp-service-name
-paged-experts-num-resident prefill-decode-interval-min-bs prefill-kv-cache-dequant-dtype
-qsa-indexer-dtype return-aux-hidden-state-layer-ids shared-experts-tp-size
-speculative-draft-sink-size speculative-enable-w4a4-mxfp4-megamoe
-speculative-use-block-verification swa-prefix-tails trust-request-chat-template
-unified-cache-external-linker-config watermark-config
-""",
-        """
-cuda-graph-tc-compiler elastic-ep-rejoin keep-mm-feature-on-device speculative-skip-dp-mlp-sync
-""",
-    ),
-)
-"""(patch of 0.5, flags that came, flags that went), oldest first."""
-
 READ = frozenset({9, *(patch for patch, _, _ in CHANGES)})
 
 RENAMED: dict[str, str] = {
@@ -284,12 +115,35 @@ RENAMED: dict[str, str] = {
     "cuda-graph-bs-decode": "cuda-graph-bs",
     "nsa-prefill-backend": "dsa-prefill-backend",
     "nsa-decode-backend": "dsa-decode-backend",
-    "nsa-prefill-cp-mode": "dsa-prefill-cp-mode",
+    "nsa-prefill-cp-mode": "cp-strategy",
     "enable-gdn-replayssm-spec": "enable-linear-replayssm-spec",
     "disable-piecewise-cuda-graph": "disable-prefill-cuda-graph",
     "speculative-dflash-draft-window-size": "speculative-draft-window-size",
+    "stream-output": "incremental-streaming-output",
+    "piecewise-cuda-graph-tokens": "cuda-graph-bs-prefill",
+    "cuda-graph-bs-prefill": "piecewise-cuda-graph-tokens",
+    "piecewise-cuda-graph-max-tokens": "cuda-graph-max-bs-prefill",
+    "cuda-graph-max-bs-prefill": "piecewise-cuda-graph-max-tokens",
+    "piecewise-cuda-graph-compiler": "cuda-graph-tc-compiler",
+    "enable-breakable-cuda-graph": "cuda-graph-backend-prefill",
+    "enforce-piecewise-cuda-graph": "cuda-graph-backend-prefill",
+    "enable-prefill-context-parallel": "enable-prefill-cp",
+    "enable-nsa-prefill-context-parallel": "enable-prefill-cp",
+    "enable-dsa-prefill-context-parallel": "enable-prefill-cp",
+    "prefill-cp-mode": "cp-strategy",
+    "dsa-prefill-cp-mode": "cp-strategy",
+    "enable-deepep-waterfill": "enable-waterfill",
+    "optimistic-prefill-retries": "optimistic-prefill-attempts",
+    "keep-mm-feature-on-device": "mm-feature-transport",
+    "elastic-ep-rejoin": "elastic-ep-join-mode",
+    "speculative-ngram-max-match-window-size": "speculative-ngram-max-trie-depth",
+    "grpc-mode": "smg-grpc-mode",
 }
-"""A flag -> what the same thing is called in other releases."""
+"""A flag -> what the same thing is called in other releases.
+
+`new_flag` of server_args.py in 0.5.14 to 0.5.21, and for those that it does not name the help text
+of the flag that came in the release in which the other went.
+"""
 
 
 def flags_of(version: Version) -> frozenset[str]:

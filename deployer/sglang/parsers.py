@@ -1,8 +1,8 @@
 """Reasoning and tool-call parsers of each release, and which model family speaks which. Pure data.
 
 Names: `DetectorMap` of parser/reasoning_parser.py and `ToolCallParserEnum` of
-function_call/function_call_parser.py in the wheels 0.5.9, 0.5.10, 0.5.11, 0.5.12.post1, 0.5.14,
-0.5.15.post1, 0.5.16, 0.5.18, 0.5.20 and 0.5.23. A release between two of them is not judged.
+function_call/function_call_parser.py in the wheels of every release from 0.5.9 to 0.5.23 (0.5.10,
+0.5.12, 0.5.13 and 0.5.15 in their post releases). A newer release is not judged.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 from deployer.sglang.releases import Version
 
 REASONING, TOOLS = "reasoning-parser", "tool-call-parser"
-READ: tuple[Version, ...] = tuple(
-    (0, 5, patch) for patch in (9, 10, 11, 12, 14, 15, 16, 18, 20, 23)
-)
+READ: tuple[Version, ...] = tuple((0, 5, patch) for patch in range(9, 24))
 
 PARSERS: dict[str, tuple[tuple[int, str, str], ...]] = {
     REASONING: (
@@ -25,11 +23,14 @@ PARSERS: dict[str, tuple[tuple[int, str, str], ...]] = {
         (10, "mimo mistral nemotron_3", "nano_v3"),
         (11, "gemma4 hunyuan", ""),
         (12, "deepseek-v4 poolside_v1", ""),
-        (14, "apertus2509 cohere_command4", ""),
+        (13, "apertus2509 cohere_command4", ""),
         (16, "inkling minimax-m3", ""),
-        (18, "kimi_k3 muse", ""),
-        (20, "dots granite_thinking_parser k2_horizon ling3 nanbeige", ""),
-        (23, "beam deepseek-v41 gigachat35 iquest_q1 response_template", ""),
+        (17, "kimi_k3", ""),
+        (18, "muse", ""),
+        (19, "dots ling3", ""),
+        (20, "granite_thinking_parser k2_horizon nanbeige", ""),
+        (21, "deepseek-v41 gigachat35 iquest_q1", ""),
+        (23, "beam response_template", ""),
     ),
     TOOLS: (
         (
@@ -41,11 +42,14 @@ PARSERS: dict[str, tuple[tuple[int, str, str], ...]] = {
         ),
         (11, "gemma4 hunyuan", ""),
         (12, "deepseekv4 poolside_v1", ""),
-        (14, "apertus2509 cohere_command4 minicpm5", ""),
+        (13, "apertus2509 cohere_command4 minicpm5", ""),
         (16, "inkling minimax-m3", ""),
-        (18, "kimi_k3 muse", ""),
-        (20, "dots k2_horizon ling3 nanbeige spark25", ""),
-        (23, "beam deepseekv41 gigachat35 iquest_q1 response_template", ""),
+        (17, "kimi_k3", ""),
+        (18, "muse", ""),
+        (19, "dots ling3 spark25", ""),
+        (20, "k2_horizon nanbeige", ""),
+        (21, "deepseekv41 gigachat35 iquest_q1", ""),
+        (23, "beam response_template", ""),
     ),
 }
 """Flag -> (patch of 0.5, names that came, names that went), oldest first."""

@@ -1,8 +1,8 @@
 """What each SGLang release is built from, as its wheel's METADATA says. Pure data.
 
-Read from the wheels 0.5.9, 0.5.10, 0.5.11, 0.5.12.post1, 0.5.14, 0.5.15.post1, 0.5.16, 0.5.18,
-0.5.20 and 0.5.23; 0.5.8.post1 and 0.5.13.post1 from field/sglang.md section 4. A release between
-two rows counts as the older one where that is safe to say (see `built_like`).
+Read from the wheels of every release from 0.5.9 to 0.5.23 (0.5.10, 0.5.12, 0.5.13 and 0.5.15 in
+their post releases); 0.5.8.post1 from field/sglang.md section 4. A newer release counts as the
+newest row where that is safe to say (see `built_like`).
 """
 
 from __future__ import annotations
@@ -42,8 +42,12 @@ RELEASES: tuple[Release, ...] = (
     Release((0, 5, 14), (3, 10), "2.11.0", "5.8.1", "sglang-kernel 0.4.4", 13, _GLIBC),
     Release((0, 5, 15, 1), (3, 10), "2.11.0", "5.12.1", "sglang-kernel 0.4.4", 13, _GLIBC),
     Release((0, 5, 16), (3, 10), "2.11.0", "5.12.1", "sglang-kernel 0.4.5", 13, _GLIBC),
+    Release((0, 5, 17), (3, 10), "2.11.0", "5.12.1", "sglang-kernel 0.4.5", 13, _GLIBC),
     Release((0, 5, 18), (3, 10), "2.13.0", "5.12.1", "sglang-kernel 0.4.6.post1", 13, _GLIBC),
+    Release((0, 5, 19), (3, 10), "2.13.0", "5.12.1", "sglang-kernel 0.4.6.post1", 13, _GLIBC),
     Release((0, 5, 20), (3, 10), "2.13.0", "5.12.1", "sglang-kernel 0.4.7", 13, _GLIBC),
+    Release((0, 5, 21), (3, 10), "2.13.0", "5.12.1", "sglang-kernel 0.4.7", 13, _GLIBC),
+    Release((0, 5, 22), (3, 11), "2.14.1", "5.19.0", "sglang-kernel 0.4.9", 13, _GLIBC),
     Release((0, 5, 23), (3, 11), "2.14.1", "5.19.0", "sglang-kernel 0.4.10", 13, _GLIBC),
 )
 

@@ -6,7 +6,7 @@ import pytest
 
 from deployer.playbook import ArgValue
 from deployer.sglang.compat import RULES, check, parse_version
-from deployer.sglang.flagtable import READ, flags_of
+from deployer.sglang.flagtable import READ, RENAMED, flags_of
 from deployer.sglang.modelconfig import shape_of
 from deployer.sglang.modelshape import ModelShape
 
@@ -158,7 +158,8 @@ def test_the_lock_must_be_of_this_release() -> None:
     assert names("0.5.11", pins={**good, "transformers": "4.57.1"}) == ["lock-pins"]
     assert names("0.5.11", pins={**good, "transformers": "5.7.0"}) == []
     assert names("0.5.11", pins={**good, "sgl-kernel": "0.3.21"}) == ["lock-two-kernels"]
-    assert names("0.5.22", pins={"torch": "2.0.0"}) == []
+    assert names("0.5.22", pins={"torch": "2.13.0"}) == ["lock-pins"]
+    assert names("0.5.24", pins={"torch": "2.0.0"}) == []
 
 
 def test_a_model_newer_than_the_engine() -> None:
@@ -171,8 +172,8 @@ def test_a_model_newer_than_the_engine() -> None:
         linear_conv_kernel_dim=4,
     )
     assert names("0.5.11", shape=text) == ["architecture-too-new"]
+    assert names("0.5.16", shape=text) == ["architecture-too-new"]
     assert names("0.5.17", shape=text) == []
-    assert names("0.5.18", shape=text) == []
 
 
 @pytest.mark.parametrize(
@@ -231,20 +232,24 @@ def test_parser_names_of_each_version() -> None:
     assert names("0.5.9", {"reasoning-parser": "nano_v3"}) == []
     assert names("0.5.11", {"reasoning-parser": "nano_v3"}) == ["unknown-parser"]
     assert names("0.5.23", {"tool-call-parser": "qwen3-coder"}) == ["unknown-parser"]
-    assert names("0.5.13", {"tool-call-parser": "anything"}) == []
+    assert names("0.5.12", {"tool-call-parser": "minicpm5"}) == ["unknown-parser"]
+    assert names("0.5.13", {"tool-call-parser": "minicpm5"}) == []
+    assert names("0.5.24", {"tool-call-parser": "anything"}) == []
 
 
 @pytest.mark.parametrize(
     ("version", "flag", "rule", "change"),
     [
-        ("0.5.23", "stream-output", "unknown-flag", ""),
+        ("0.5.23", "stream-output", "unknown-flag", "serve.args incremental-streaming-output"),
+        ("0.5.21", "prefill-cp-mode", "unknown-flag", "serve.args cp-strategy"),
         ("0.5.23", "nsa-prefill-backend", "unknown-flag", "serve.args dsa-prefill-backend"),
         ("0.5.11", "disable-prefill-cuda-graph", "unknown-flag", "disable-piecewise-cuda-graph"),
         ("0.5.11", "mem-fraction-sttic", "unknown-flag", "mem-fraction-static"),
         ("0.5.11", "speculative", "ambiguous-flag", "speculative-a"),
         ("0.5.11", "mem-frac", "", ""),
         ("0.5.11", "tp", "", ""),
-        ("0.5.13", "no-such-flag", "", ""),
+        ("0.5.17", "no-such-flag", "unknown-flag", ""),
+        ("0.5.24", "no-such-flag", "", ""),
     ],
 )
 def test_flags_that_the_release_has_not(version: str, flag: str, rule: str, change: str) -> None:
@@ -257,11 +262,17 @@ def test_the_flag_tables_hold_what_every_release_has() -> None:
     for patch in READ:
         flags = flags_of((0, 5, patch))
         assert {"tp-size", "mem-fraction-static", "speculative-algorithm"} <= flags
-        assert ("mamba-scheduler-strategy" in flags) == (patch <= 18)
+        assert ("mamba-scheduler-strategy" in flags) == (patch <= 19)
         assert ("mamba-radix-cache-strategy" in flags) == (patch >= 14)
     assert len(flags_of((0, 5, 9))) == 342
     assert len(flags_of((0, 5, 23))) == 560
-    assert flags_of((0, 5, 22)) == frozenset()
+    assert len(flags_of((0, 5, 22))) == 545
+    assert flags_of((0, 5, 24)) == frozenset()
+
+
+def test_every_renamed_flag_is_of_a_release() -> None:
+    every = {flag for patch in READ for flag in flags_of((0, 5, patch))}
+    assert set(RENAMED) | set(RENAMED.values()) <= every
 
 
 def test_mixtral_needs_its_head_dim_named() -> None:
