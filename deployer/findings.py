@@ -15,7 +15,7 @@ from deployer.observe import LockSeen
 from deployer.rehash import Verdict
 from deployer.remote.lock_record import Controller, is_stale
 from deployer.state import DeploymentState
-from deployer.steps import driver, gpus_persist
+from deployer.steps import container_told, driver, gpus_persist
 from deployer.steps.base import Step
 from deployer.steps.boot_facts import BootFacts
 from deployer.steps.cuda_proof import CudaProof
@@ -167,6 +167,7 @@ def _warnings(want: Deployment, facts: Facts, state: DeploymentState) -> Iterabl
     yield from (warn("driver", *one) for one in driver.warnings(want, facts))
     gpus = gpus_persist.warnings(want, facts.get(GpuFacts), facts.get(BootFacts))
     yield from (warn("gpus", *one) for one in gpus)
+    yield from (warn("container", *one) for one in container_told.warnings(want, facts))
     yield from (warn(*one) for one in _venv(want, facts))
     shards = facts.get(ShardsFact)
     if shards is not None and (problem := shards.problem or shards.record_error):
