@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 
 from deployer import migrate_retire
 from deployer.errors import DeployError, StepBlocked, UsageError
-from deployer.events import Note
 from deployer.migrate_adopted import strangers, told
 from deployer.migrate_journal import (
     Begin,
@@ -109,6 +109,7 @@ class Outset:
         if new is not None:
             found += lock_obstacle(destination.want.host_name, new, me)
             record = pair.record if resumed else None
+            found += self.learnt()
             plans = self.plans(new)
             found += destination_obstacles(destination.want, new, destination.own, plans, record)
         if old is not None and new is not None:
@@ -116,10 +117,6 @@ class Outset:
                 destination.note("preflight", line)
         found += self.way_obstacles(old, new)
         pair.result.obstacles = found
-        for one in found:
-            where = one.where.partition(" ")[0]
-            host = where.partition("/")[0]
-            pair.bus.emit(Note(host, where, "preflight", "warning", one.line()))
         if found:
             raise refused(found, source.want.id, destination.want.id)
         pair.result.lines = self.lines(new)
@@ -133,6 +130,18 @@ class Outset:
         except DeployError as error:
             return [Obstacle(error.where, error.what, error.fix, error.exit_code)]
         return [Obstacle(f"{self.destination.want.id} cutover", what, fix) for what, fix in rows]
+
+    def learnt(self) -> list[Obstacle]:
+        """What steps ask elsewhere before they plan: the model's list of files. Not saved yet."""
+        side, found = self.destination, []
+        for step in side.steps:
+            context = dataclasses.replace(side.context(step.name), save=lambda: None)
+            try:
+                step.prepare(context)
+            except DeployError as error:
+                place = f"{side.want.id} {step.name}"
+                found.append(Obstacle(place, error.what, error.fix, error.exit_code))
+        return found
 
     def plans(self, facts: Facts) -> Mapping[str, Plan]:
         """Of all steps on the destination; shown as `deploy plan` does."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deployer.deployment import Deployment
 from deployer.errors import StepBlocked
-from deployer.migrate_side import trouble
+from deployer.migrate_side import is_stopped, trouble
 from deployer.model import Facts, Plan, PlanState
 from deployer.observe import LockSeen
 from deployer.pct_config import Section
@@ -126,6 +126,10 @@ def destination_obstacles(
         for name, plan in plans.items()
         if plan.state is PlanState.BLOCKED
     ]
+    silent = facts.silent.get(want.guest)
+    if silent is not None and not is_stopped(want, facts) and not blocks(plans, "container"):
+        fix = f"check that container {want.vmid} runs and that its sshd answers"
+        found.append(Obstacle(want.id, f"the guest cannot be asked: {silent}", fix, 3))
     server = facts.get(ServerFact)
     job = server.job if server is not None else None
     if record is None and job is not None and job.alive:
@@ -149,6 +153,11 @@ def destination_obstacles(
             Obstacle(want.id, f"{what}; we are {want.host.ssh.user}", "set ssh.user to root")
         )
     return found
+
+
+def blocks(plans: Mapping[str, Plan], name: str) -> bool:
+    """Does this step refuse already?"""
+    return name in plans and plans[name].state is PlanState.BLOCKED
 
 
 def fit_obstacle(want: Deployment, facts: Facts, state: DeploymentState) -> list[Obstacle]:

@@ -12,8 +12,10 @@ from migrateworld import DST, SRC, Killed, World, url
 
 from deployer.errors import UsageError
 from deployer.events import Note
+from deployer.hub_errors import HubError
 from deployer.migrate_weights import Rate
 from deployer.state import Migration
+from deployer.steps.base import StepContext
 
 ROUTER: dict[str, Any] = {"router": {"url": "http://router"}}
 HOOK: dict[str, Any] = {"hook": {"command": ["/bin/sh"]}}
@@ -373,6 +375,21 @@ def test_all_obstacles_at_once_and_nothing_is_touched(make: Make) -> None:
     world.dark.add(DST)
     both = world.migrate()
     assert both.error is not None and len(both.error.evidence) == 3
+
+
+def test_what_the_hub_refuses_is_an_obstacle(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = make()
+
+    def prepare(step: mw.Fake, context: StepContext) -> bool:
+        if step.name == "shards":
+            raise HubError("the model is gated", where="acme/tiny", fix="accept its licence")
+        return False
+
+    monkeypatch.setattr(mw.Fake, "prepare", prepare)
+    result = world.migrate()
+    assert result.error is not None
+    assert result.error.evidence == ("kpro5/qwen shards: the model is gated -> accept its licence",)
+    assert not world.effects
 
 
 def test_a_dry_run_touches_nothing(make: Make) -> None:

@@ -217,6 +217,23 @@ def test_what_up_would_refuse_there_is_an_obstacle() -> None:
     assert error.evidence[0] == "kpro5/qwen driver: no driver -> install it"
 
 
+def test_a_guest_that_cannot_be_asked_is_an_obstacle_unless_it_will_be_started() -> None:
+    silent = {Where.GUEST: "connection refused"}
+    running = ContainerFacts(status="running", conf="", version=(8, 2))
+    facts = Facts({ContainerFacts: running}, silent)
+    [one] = destination_obstacles(WANT, facts, world.state(), {}, None)
+    assert one.exit_code == 3 and "the guest cannot be asked: connection refused" in one.what
+    stopped = dataclasses.replace(running, status="stopped")
+    gone = ContainerFacts(status_text="Configuration file 'x/130.conf' does not exist")
+    for seen in (stopped, gone):
+        facts = Facts({ContainerFacts: seen}, silent)
+        assert destination_obstacles(WANT, facts, world.state(), {}, None) == []
+    blocked = {"container": Plan.blocked("it is locked", "wait")}
+    facts = Facts({ContainerFacts: running}, silent)
+    [one] = destination_obstacles(WANT, facts, world.state(), blocked, None)
+    assert one.what == "it is locked"
+
+
 def test_another_launch_there_is_an_obstacle_but_not_our_own_of_before() -> None:
     other = Facts({ServerFact: world.fact(job=world.server_job(WANT, mark="other"))})
     [one] = destination_obstacles(WANT, other, world.state(), {}, None)
