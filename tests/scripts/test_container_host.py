@@ -366,6 +366,21 @@ def test_pct_that_fails_after_it_wrote(tmp_path: Path, shell: list[str]) -> None
     assert b"Device /dev/nosuch does not exist" in failed.stderr
 
 
+@BY_SHELL
+def test_a_line_in_a_snapshot_is_no_success(tmp_path: Path, shell: list[str]) -> None:
+    entry = "dev0: /dev/nvidia0,mode=0666\n"
+    world = World(tmp_path, f"{WHOLE}lock: backup\n\n[s1]\n{entry}", "stopped")
+    action = changes.set_devices(129, None, {0: "/dev/nvidia0"}, "").action
+    assert isinstance(action, Shell)
+    refused = run_script(world.host.moved(action.script), shell, tmp_path / "bin")
+    assert refused.returncode == 1
+    assert b"is not in " in refused.stderr
+    # What only waits for the next start is written; whether it is in force is seen elsewhere.
+    world.conf.write_text(f"{WHOLE}lock: backup\n\n[pve:pending]\n{entry}\n[s1]\ncores: 1\n")
+    waits = run_script(world.host.moved(action.script), shell, tmp_path / "bin")
+    assert waits.returncode == 0
+
+
 def test_an_ha_container_is_asked_for_and_polled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
