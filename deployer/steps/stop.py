@@ -37,6 +37,7 @@ from deployer.steps.stop_told import (
     StopAdopted,
     StopOurs,
     alone,
+    at_the_router,
     failed_again,
     memory_lost,
     others,
@@ -108,7 +109,7 @@ class StopStep(Step):
             return Plan.nothing(f"no server runs and port {want.port} is free")
         return self.successor_refused(want, facts, state) or Plan.change(
             "; ".join(change.reason for change in changes), *changes
-        )
+        ).noted(*at_the_router(want, returns=True))
 
     def rollback(self, want: Deployment, state: DeploymentState) -> RolledBack | None:
         """What forbids to launch this wish by itself."""
@@ -159,7 +160,7 @@ class StopStep(Step):
             changes.insert(0, dataclasses.replace(change, reason=ASKED_FOR, undo=undo))
         if not changes:
             return Plan.nothing(f"no launch of {want.id} runs{alone(want, fact)}")
-        return Plan.change(ASKED_FOR, *changes)
+        return Plan.change(ASKED_FOR, *changes).noted(*at_the_router(want, returns=False))
 
     @staticmethod
     def left_changes(want: Deployment, fact: ServerFact) -> list[Change]:

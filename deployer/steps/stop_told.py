@@ -157,6 +157,17 @@ def stop_adopted(want: Deployment, owner: PortOwner, boot: str) -> Change:
     )
 
 
+def at_the_router(want: Deployment, *, returns: bool) -> tuple[str, ...]:
+    """What becomes of a replica's place behind its router around the stop."""
+    replica = want.entry.replica
+    if replica is None:
+        return ()
+    url, drain_s = replica.router.url, want.playbook.stop.drain_s
+    while_ = ", while all other replicas get requests" if returns else ""
+    lines = (f"before it: out of {url}{while_}; {drain_s:g} s for the requests that it has",)
+    return (*lines, f"after the gates: in {url} again") if returns else lines
+
+
 def reboot(want: Deployment, job: ServerJob) -> Plan:
     """The refusal for processes that no signal ends."""
     pids = ", ".join(map(str, job.stuck))

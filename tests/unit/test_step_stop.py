@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from serverworld import (
 
 from deployer.down import Down
 from deployer.errors import StepBlocked, StepFailed
+from deployer.inventory import Replica
 from deployer.model import Facts, PlanState, ProbeOutput, Procedure
 from deployer.remote.jobs import ROOT, StopProof
 from deployer.remote.transport import Answer
@@ -66,6 +68,21 @@ def test_another_fingerprint_is_stopped() -> None:
     assert [type(one.action.data) for one in plan.changes if isinstance(one.action, Procedure)] == [
         StopOurs
     ]
+
+
+def test_a_replicas_plan_tells_of_its_router() -> None:
+    rules = Replica.model_validate({"router": {"url": "http://router:8080"}})
+    entry = WANT.entry.model_copy(update={"replica": rules})
+    want = dataclasses.replace(WANT, entry=entry)
+    seen = facts(fact(job=server_job(want, mark="old"), owners=(owner(),), listening=True))
+    assert STEP.plan(want, seen, state()).notes == (
+        "before it: out of http://router:8080, while all other replicas get requests; "
+        "0 s for the requests that it has",
+        "after the gates: in http://router:8080 again",
+    )
+    [down] = Down().plan(want, seen, state()).notes
+    assert down.startswith("before it: out of http://router:8080; ")
+    assert STEP.plan(WANT, seen, state()).notes == ()
 
 
 def test_a_lower_rung_that_the_ladder_reached_stays() -> None:
