@@ -390,12 +390,12 @@ def _lock(document: Document, playbook: Playbook) -> str:
         raise document.error(
             ("engine", "lock"),
             f"engine.lock: there is no file {shown(path)}",
-            fix="correct the name, or make one with `uv pip compile` (see the sample lock)",
+            fix="correct the name, or make one: `deploy help lock` prints a sample",
         )
     text = read_text(path, MAX_LOCK_BYTES)
     if not any(line.strip() and not line.strip().startswith("#") for line in text.splitlines()):
         raise DocumentError(
-            "the lock names no package", where=shown(path), fix="make it with `uv pip compile`"
+            "the lock names no package", where=shown(path), fix="`deploy help lock` prints a sample"
         )
     return text
 
@@ -416,7 +416,7 @@ def _with_absolute_package(playbook: Playbook, folder: Path) -> Playbook:
     package = playbook.driver.package
     if package is None or package.local is None:
         return playbook
-    path = str(folder / _expanded(package.local))
+    path = str(_from(folder, _expanded(package.local)))
     driver = playbook.driver.model_copy(
         update={"package": package.model_copy(update={"local": path})}
     )
@@ -427,9 +427,18 @@ def _absolute(ssh: Ssh, folder: Path) -> Ssh:
     files = {"identity_file": ssh.identity_file, "known_hosts": ssh.known_hosts}
     return ssh.model_copy(
         update={
-            key: str(folder / _expanded(value)) for key, value in files.items() if value is not None
+            key: str(_from(folder, _expanded(value)))
+            for key, value in files.items()
+            if value is not None
         }
     )
+
+
+def _from(folder: Path, path: Path) -> Path:
+    """`path` as seen from `folder`, which has no link in it: `..` at its head is gone."""
+    while path.parts[:1] == ("..",):
+        folder, path = folder.parent, Path(*path.parts[1:])
+    return folder / path
 
 
 def _expanded(path: str) -> Path:

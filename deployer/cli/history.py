@@ -67,10 +67,17 @@ def _line(launch: Launch, good: bool) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(launch.started))
     figures = short_figures(launch.figures)
     mark = "*" if good else " "
-    line = f"{mark} {launch.id:<22} {when}  {launch.variant:<10} {launch.verdict}"
+    line = f"{mark} {launch.id:<22} {when}  {launch.variant:<10} {_verdict(launch)}"
     if less := degraded(launch.variant, launch.instead_of):
         line += f", {less}"
     return f"{line}  ({figures})" if figures else line
+
+
+def _verdict(launch: Launch) -> str:
+    """What its gates said stays said when it was stopped afterwards."""
+    return (
+        "good; stopped since" if launch.verdict == "stopped" and launch.verified else launch.verdict
+    )
 
 
 def _validated(proven: ValidatedSet) -> str:

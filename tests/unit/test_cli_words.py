@@ -13,7 +13,9 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from deployer import events as ev
+from deployer.catalog import Catalog
 from deployer.cli.figures import figure_lines, short_figures
+from deployer.cli.history import _line as history_line
 from deployer.cli.inorder import InOrder
 from deployer.cli.main import COMMANDS, group
 from deployer.cli.planned import planned_lines
@@ -21,6 +23,7 @@ from deployer.document import load
 from deployer.errors import UsageError
 from deployer.inventory import InventoryFile
 from deployer.names import help_text
+from deployer.state import Launch
 from deployer.validation import validate
 
 ROOT = Path(__file__).parents[2]
@@ -261,3 +264,25 @@ def test_json_of_a_usage_error_is_no_half_document() -> None:
     assert isinstance(done.exception, UsageError)
     with pytest.raises(json.JSONDecodeError):
         json.loads(done.stdout)
+
+
+def test_a_path_of_the_inventory_is_shown_without_detours(tmp_path: Path) -> None:
+    text = (ROOT / "inventory" / "kpro6.yaml").read_text()
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory" / "x.yaml").write_text(
+        text.replace("address: 192.0.2.6", "address: 192.0.2.6\n      known_hosts: ../keys/../kh")
+    )
+    ssh = Catalog.load(tmp_path / "inventory").hosts["kpro6"].ssh
+    assert ssh.known_hosts == str(tmp_path.resolve() / "keys" / ".." / "kh")
+
+
+def test_what_passed_and_was_stopped_is_told_as_both() -> None:
+    launch = Launch(id="20261130-1", variant="mtp", started=5.0, fingerprint="1", verdict="stopped")
+    assert " stopped" in history_line(launch, False)
+    assert "good" not in history_line(launch, False)
+    launch.verified = 6.0
+    launch.figures["tokens_per_s"] = 50.0
+    assert history_line(launch, True) == (
+        "* 20261130-1             1970-01-01 00:00:05Z  mtp        good; stopped since  "
+        "(50 tokens/s alone)"
+    )
