@@ -117,7 +117,11 @@ class Engine:
             if plan.state is PlanState.NOTHING:
                 self._done(step, "nothing", plan.reason, 0.0)
                 continue
-            self._refuse(step, plan, facts)
+            try:
+                self._refuse(step, plan, facts)
+            except StepFailed as error:
+                step.refused(self._context(step), outcome.changed, error)
+                raise
             began = time.monotonic()
             self.bus.emit(StepStarted(self.want.host_name, self.want.id, step.name))
             if self.on_step is not None:

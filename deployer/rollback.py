@@ -83,7 +83,7 @@ class RollBack:
         old, job = own.rollback, job_of(facts)
         going = old if old is not None and not old.outcome else None
         mark = fingerprint(want, own.manifest, want.variant_name)
-        ours = {mark} if going is None else {mark, going.mark}
+        ours = set() if going is None else {mark, going.mark}
         left = job.identity.id if job is not None and job.fingerprint not in ours else ""
         if not left and going is not None:
             left = going.left

@@ -24,9 +24,13 @@ def present(own: DeploymentState) -> Launch | None:
 
 def choices(own: DeploymentState) -> list[Launch]:
     """What can be gone back to: of each wish that has passed, its newest launch; newest first."""
-    now = present(own)
-    seen = {now.fingerprint} if now is not None and passed(now, own.known_good) else set()
-    found = []
+    now, found = present(own), []
+    good = {one.fingerprint for one in own.launches if passed(one, own.known_good)}
+    # What was brought back after a failure has not passed itself; its wish has.
+    serves = now is not None and (
+        passed(now, own.known_good) or (now.verdict == "ready" and now.fingerprint in good)
+    )
+    seen = {now.fingerprint} if now is not None and serves else set()
     for launch in reversed(own.launches):
         if launch.fingerprint not in seen and passed(launch, own.known_good):
             seen.add(launch.fingerprint)
@@ -36,10 +40,11 @@ def choices(own: DeploymentState) -> list[Launch]:
 
 @dataclass(frozen=True)
 class Chosen:
-    """`launch` None: nothing to go back to, because `why`."""
+    """`launch` None: nothing to go back to, because `why`; `done`: it was gone back already."""
 
     launch: Launch | None
     why: str
+    done: bool = False
 
 
 def choose(own: DeploymentState, word: str, here: str) -> Chosen:
@@ -69,6 +74,7 @@ def choose(own: DeploymentState, word: str, here: str) -> Chosen:
             None,
             f"rolled back to launch {record.to} already, at {time_text(record.when)}; name a "
             "launch to go elsewhere",
+            done=True,
         )
     found = choices(own)
     if not found:

@@ -14,7 +14,7 @@ from deployer.cli.options import Options, common, complete_target
 from deployer.cli.output import print_json
 from deployer.cli.plain import printable
 from deployer.crosscheck import refuse_nodes
-from deployer.errors import Unreachable, UsageError
+from deployer.errors import DeployError, Unreachable, UsageError
 from deployer.rollback import RollBack, made_of, then
 from deployer.rollback_choice import choices, choose
 from deployer.rollback_sight import Choice, There, described, look, present_words
@@ -60,6 +60,13 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
     if not acts or asks:
         with deadline(options.timeout):
             there = _look(options, now, own, chosen, kept)
+    if chosen.launch is None and options.yes and not chosen.done and not there.problem:
+        raise DeployError(
+            f"nothing to go back to: {chosen.why}",
+            where=f"{now.id} rollback",
+            fix=f"`deploy history {now.id}` lists what was launched, `deploy up {now.id}` launches "
+            "the playbook",
+        )
     if options.as_json and not acts:
         found = described(_listed(own, chosen), kept, there)
         print_json(_document(now, own, chosen, found, there))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -93,6 +93,14 @@ class Step(ABC):
         from deployer.steps.apply import run_changes
 
         run_changes(context, plan)
+
+    def refused(  # noqa: B027 - only what was stopped for this step is brought back
+        self, context: StepContext, changed: Sequence[str], error: DeployError
+    ) -> None:
+        """Before `apply`: the step cannot act, and the steps `changed` of this run have acted.
+
+        `error` is raised afterwards; what came of it is added to its `what`.
+        """
 
     def undo(  # noqa: B027 - most steps leave what they did
         self, context: StepContext, facts: Facts, plan: Plan, error: DeployError

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import REFUSALS, RemoteCommandFailed, StepFailed, Unreachable
+from deployer.errors import REFUSALS, DeployError, RemoteCommandFailed, StepFailed, Unreachable
 from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
@@ -190,6 +190,17 @@ class LaunchStep(Step):
         known = self.restore(context, key, failed)
         raise as_step_failed(context.want, *last, known, key) from last[1]
 
+    def refused(self, context: StepContext, changed: Sequence[str], error: DeployError) -> None:
+        """What was stopped for a launch that cannot be tried now serves again."""
+        if "stop" not in changed:
+            return
+        try:
+            known = self.restore(context, api_key(context), ())
+        except StepFailed as second:
+            known = f"and what served before was not started again: {second.what}"
+        if known:
+            error.add(known)
+
     def see(self, facts: Facts) -> None:
         weights, venv = facts.get(WeightsFact), facts.get(VenvFact)
         self.seen = SeenBefore(
@@ -309,6 +320,8 @@ class LaunchStep(Step):
         then = copy.copy(context)
         then.want = as_launched(context.want, good)
         either = f"the last known-good launch {good.id} did not start again either"
+        again = f"; `deploy rollback {context.want.id} {good.id}` brings its build and weights too"
+        brings = again if good.recipe else ""
         seen = SeenBefore(self.seen.weights, good.venv, good.recipe, self.seen.launch)
         try:
             mark, argv = good.fingerprint, command_of(good)
@@ -318,12 +331,12 @@ class LaunchStep(Step):
                 self.follow(then, job, launch, key)
             except LaunchFailed as error:
                 self.give_up(then, job, launch, error)
-                return f"{either} ({error.failure.cls})"
+                return f"{either} ({error.failure.cls}){brings}"
         except REFUSALS:
             raise
         except (StepFailed, Unreachable) as error:
             # The first failure is the one to tell; this one is told with it.
-            return f"{either} ({redacted(error.what, key)})"
+            return f"{either} ({redacted(error.what, key)}){brings}"
         text = restored_words(context.want, then.want, good, launch)
         context.note(text, "warning")
         return text

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from deployer import collecting, gc_look, session, up
 from deployer.catalog import Catalog
 from deployer.cli import main
-from deployer.errors import Unreachable
+from deployer.errors import DeployError, Unreachable
 from deployer.kept import Kept
 from deployer.model import Facts, Where
 from deployer.recipe import recipe_of
@@ -171,6 +171,9 @@ def test_a_state_that_cannot_be_read_stops_only_its_own_host(box: Box) -> None:
 
 def test_rollback_says_what_there_is(box: Box) -> None:
     assert "nothing to go back to" in box.deploy("rollback", "h").output
+    with pytest.raises(DeployError, match="no other launch has passed") as caught:
+        box.deploy("rollback", "h", "--yes")
+    assert caught.value.exit_code == 1 and "`deploy history h/q`" in caught.value.fix
     want = box.want()
     files = [ManifestFile(path="a", size=5, sha256="0" * 64)]
     manifest = Manifest(repo="Qwen/Q", asked="main", commit="c0ffee", files=files)

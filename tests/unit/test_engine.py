@@ -202,3 +202,17 @@ def test_a_failed_step_undoes_with_the_facts_it_acted_upon() -> None:
         run(world, [one])
     assert told.value.what.endswith("; the host is as it was")
     assert world.log == ["a", "undo False 1"]
+
+
+def test_a_step_that_is_refused_after_others_have_acted_may_bring_back_what_they_ended() -> None:
+    world = World(a=False, b=False)
+    one, two = step(world, "a"), step(world, "b", blocked="the port is taken")
+
+    def refused(context: StepContext, changed: list[str], error: StepFailed) -> None:
+        world.log.append(f"refused {context.step} {changed}")
+        error.add("what served before serves again")
+
+    two.refused = refused  # type: ignore[assignment, method-assign]
+    with pytest.raises(StepFailed, match="the port is taken; what served before serves again"):
+        run(world, [one, two])
+    assert world.log == ["a", "refused b ['a']"]

@@ -113,6 +113,29 @@ def test_the_default_is_the_last_other_wish_that_passed() -> None:
     assert choose(state(), "", "h/n").launch is None
 
 
+def test_what_was_brought_back_by_itself_is_not_gone_back_to() -> None:
+    """The good one, a failure, and the good one's wish again: that serves, though not judged."""
+    own = history(
+        launch("a", "1"),
+        launch("b", "2"),
+        launch("x", "3", "failed: died", verified=0.0),
+        launch("b2", "2", "ready", verified=0.0),
+        good="b",
+    )
+    assert [one.id for one in choices(own)] == ["a"]
+    own.launches[-1].verdict = "failed: died"
+    assert [one.id for one in choices(own)] == ["b", "a"]
+
+
+def test_to_what_serves_already(tmp_path: Path) -> None:
+    """As after a failed `up` that brought it back: the playbook's wish stays another one."""
+    one = aim(tmp_path)
+    mark = one.launch.fingerprint
+    own = history(one.launch, launch("20261130-065012-ab12", mark, "ready"))
+    told = begun(one, own, mark)
+    assert told.left == "20261130-065012-ab12"
+
+
 def test_a_launch_is_named_by_the_beginning_of_its_id() -> None:
     own = history(launch("20261101-a", "1"), launch("20261102-b", "2", "failed: x"))
     assert choose(own, "20261102", "h/n").launch is own.launches[1]

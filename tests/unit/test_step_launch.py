@@ -19,7 +19,13 @@ from serverworld import (
     state,
 )
 
-from deployer.errors import ConnectionLost, RemoteCommandFailed, StepFailed, Unreachable
+from deployer.errors import (
+    ConnectionLost,
+    RemoteCommandFailed,
+    StepBlocked,
+    StepFailed,
+    Unreachable,
+)
 from deployer.events import JobStarted, Progress
 from deployer.model import Facts, PlanState
 from deployer.remote.jobs import StopProof
@@ -208,8 +214,43 @@ def test_a_restore_that_cannot_start_does_not_hide_the_first_failure(
     monkeypatch.setattr(jobs, "start", start_once)
     made, _ = context(WANT, own, jobs)
     seen = facts(fact())
-    with pytest.raises(StepFailed, match=r"died-silent.*did not start again either.*no space"):
+    with pytest.raises(
+        StepFailed, match=r"died-silent.*did not start again either.*no space"
+    ) as it:
         step().apply(made, seen, step().plan(WANT, seen, own))
+    assert "deploy rollback" not in it.value.what
+    good.recipe = "known"
+    jobs.started.clear()
+    jobs.scripts[:] = [Script([], 3, True)]
+    with pytest.raises(StepFailed, match=r"`deploy rollback kpro5/qwen old` brings its build"):
+        step().apply(made, seen, step().plan(WANT, seen, own))
+
+
+def test_what_was_stopped_for_a_launch_that_cannot_be_tried_serves_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between stop and launch another process has taken the port, or the weights are gone."""
+    agent(monkeypatch, READY)
+    for changed, verdict, again in (
+        (["venv", "stop"], "stopped", True),
+        (["venv"], "stopped", False),
+        (["stop"], "failed: died", False),
+    ):
+        own = state()
+        good = Launch(id="old", variant="mtp", started=1.0, fingerprint="f", argv=["py", "--old"])
+        good.verdict, own.known_good = verdict, "old"
+        own.launches.append(good)
+        jobs = FakeJobs([Script(list(UP))])
+        made, _ = context(WANT, own, jobs)
+        error = StepBlocked("the port is taken")
+        step().refused(made, changed, error)
+        assert ("run again as launch" in error.what) is again
+        assert len(jobs.started) == again
+    # Not even that can be asked for: the refusal is still what is told.
+    keyed = deployment(serve={"api_key_env": "KEY"})
+    made, _ = context(keyed, own, FakeJobs())
+    step().refused(made, ["stop"], error)
+    assert "the port is taken; and what served before was not started again: the env" in error.what
 
 
 def test_a_lost_port_ends_the_wait_although_the_process_lives(
