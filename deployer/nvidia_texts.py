@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from deployer import nvidia_rows
+
 
 @dataclass(frozen=True)
 class Cause:
@@ -134,6 +136,7 @@ def _sign(pattern: str, name: str, cause: str, action: str, standing: bool = Fal
 
 
 SIGNS: tuple[Sign, ...] = (
+    *(_sign(*row) for row in nvidia_rows.ROWS),
     Sign(re.compile(r"Driver/library version mismatch"), MISMATCH),
     Sign(re.compile(r"API mismatch: the client"), MISMATCH),
     Sign(re.compile(r"NVIDIA-SMI has failed because it couldn't communicate"), NOT_LOADED),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from deployer import nvidia_texts
+from deployer import nvidia_rows, nvidia_texts
 
 ROWS = [
     tuple(line.split("\t"))
@@ -34,7 +34,8 @@ def test_every_code_and_sign_has_a_row() -> None:
     codes = {int(row[1]) for row in ROWS if row[1] not in ("-", "0", "255")}
     assert codes == set(nvidia_texts.EXITS)
     named = {row[2] for row in ROWS}
-    lacking = {sign.cause.name for sign in nvidia_texts.SIGNS} - named
+    others = {row[1] for row in nvidia_rows.ROWS}  # test_nvidia_rows.py
+    lacking = {sign.cause.name for sign in nvidia_texts.SIGNS} - named - others
     assert lacking == {"needs-proprietary"}
     old = "NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:1b06) is not supported by open nvidia.ko"
     found = nvidia_texts.diagnose(old)
