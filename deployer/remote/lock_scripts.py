@@ -7,6 +7,9 @@ A lock whose holder is proven dead is never removed first: whoever gets the link
 run>` is its only heir, looks again whether the dead one still has the lock, and renames the link to
 `lock`. So at no moment is there no lock, and of many heirs one gets it. A killed heir leaves its
 link, and is proven dead and inherited from in the same way.
+
+`lock.spare` beside it takes up a little of the disk, and is given up when the disk is so full that
+no lock can be written: what frees space (`deploy gc`) needs one.
 """
 
 from __future__ import annotations
@@ -40,10 +43,11 @@ class NotAsked:
 Outcome = Taken | Held | NotAsked
 
 _ACQUIRE = r"""_l_lock=$_l_path
+_l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" >"$_l_new"; }
 _l_link() {
   # Gives the record the name $1 if that is free; prints nothing.
   _l_new=$_l_lock.new.$_l_run
-  printf '%s\n%s\n' "$_l_run" "$_l_line" >"$_l_new" || return 1
+  _l_write 2>/dev/null || { rm -f "$_l_lock.spare" && _l_write; } || return 1
   # Onto the disk before it has its name: a power cut would leave an empty lock, whose holder
   # nobody could prove dead.
   sync "$_l_new" 2>/dev/null || :
@@ -93,7 +97,12 @@ _l_acquire() {
     return 1
   fi
   [ -z "$_l_stale" ] || _l_inherit || return 1
-  if _l_link "$_l_lock"; then _l_say taken; return 0; fi
+  if _l_link "$_l_lock"; then
+    # Of four blocks: of the lock itself, of its next version, and of their names.
+    [ -e "$_l_lock.spare" ] || head -c 16384 /dev/zero >"$_l_lock.spare" 2>/dev/null || :
+    _l_say taken
+    return 0
+  fi
   _l_read "$_l_lock"
   if [ "$_l_holder" = "$_l_run" ]; then _l_say taken; return 0; fi
   if [ -n "$_l_holder" ]; then _l_held "$_l_lock"; return 1; fi
@@ -161,7 +170,9 @@ _UPDATE = r"""_l_holder=
 [ "$_l_holder" = "$_l_run" ] || { printf '%s\n' "$_l_holder"; exit 75; }
 umask 077
 _l_new=$_l_path.new.$_l_run
-printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new" && mv -f "$_l_new" "$_l_path" && exit
+_l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new"; }
+_l_write 2>/dev/null || { rm -f "$_l_path.spare" && _l_write; } &&
+  mv -f "$_l_new" "$_l_path" && exit
 rm -f "$_l_new"
 exit 1
 """

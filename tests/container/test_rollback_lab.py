@@ -84,10 +84,11 @@ def test_it_says_where_it_would_go(two: Two) -> None:
 
 
 def test_a_kill_at_the_launch_and_the_same_command_finishes(two: Two) -> None:
-    """The build of that time is gone too, and comes back from the kept lock."""
-    two.guest.sh('rm -rf "$1"', two.old["venv"]).ok()
+    """Build and weights of that time are gone too: from the kept lock, and at its commit."""
+    two.guest.sh('rm -rf "$1" /srv/models/tiny-hybrid', two.old["venv"]).ok()
     again = two.deploy("rollback", "kpro5").ok()
-    assert "venv: is built from its lock" in again.out
+    assert "venv: is built from its lock; weights: " in again.out
+    assert " files to fetch (" in again.out
     program = str(Path(sys.executable).parent / "deploy")
     words = ["-i", str(two.project.folder / "inventory"), "--jsonl", "rollback", "kpro5", "--yes"]
     with subprocess.Popen([program, *words], stdout=subprocess.PIPE) as process:
@@ -149,3 +150,25 @@ def test_a_rollback_that_fails_puts_back_what_served(two: Two) -> None:
     assert f"rollback   failed: to launch {two.new['id']}, from launch {before}" in seen
     told = json.loads(two.deploy("--json", "history", "kpro5").ok().out)["kpro5/tiny"]
     assert told["launches"][-1]["id"] == again["id"] and told["launches"][-1]["back"]["automatic"]
+
+
+def test_an_up_that_fails_goes_back_by_itself_and_says_so(two: Two) -> None:
+    """The old server had to stop for it; its gates are not passed."""
+    before = two.project.state()["launches"][-1]["id"]
+    two.lab.fault("server-degenerate")
+    try:
+        done = two.deploy("up", "kpro5", "--retry")
+    finally:
+        two.lab.fault("server-degenerate", on=False)
+    assert done.exit == 5 and "run again as launch" in done.err, done.err
+    own = two.project.state()
+    tried, again = own["launches"][-2:]
+    assert tried["verdict"].startswith("failed") and tried["back"] is None
+    assert (again["back"]["left"], again["back"]["asked"]) == (tried["id"], False)
+    assert again["id"] != before and "4096" in two.served() and len(complete()) > 5
+    words = f"again, automatically after launch {tried['id']} had failed (run of "
+    assert words in two.deploy("status", "kpro5").ok().out
+    assert words in two.deploy("history", "kpro5").ok().out
+    # What was brought back is no place to go back to.
+    told = json.loads(two.deploy("--json", "rollback", "kpro5").ok().out)
+    assert told["to"] not in (again["id"], again["back"]["to"])

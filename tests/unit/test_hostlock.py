@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -51,6 +52,10 @@ def path(tmp_path: Path) -> str:
     return str(tmp_path / "lib" / "lock")
 
 
+def names(path: str) -> list[str]:
+    return sorted(file.name for file in Path(path).parent.iterdir())
+
+
 def holder(transport: LocalTransport, path: str) -> Held:
     seen = read_lock(transport, path)
     assert seen is not None
@@ -76,7 +81,7 @@ def test_taken_held_released(transport: LocalTransport, path: str) -> None:
     assert other.acquire(transport) == Taken()
     with pytest.raises(errors.LockHeld, match=r"taken away \(now: r2\)"):
         mine.enter(transport, "venv")
-    assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
+    assert names(path) == ["lock", "lock.spare"]
 
 
 def test_one_of_twenty_gets_it(transport: LocalTransport, path: str) -> None:
@@ -127,7 +132,7 @@ def test_a_dead_holder_is_replaced(transport: LocalTransport, path: str) -> None
     taken = HostLock(RECORD, ME, path).acquire(transport)
     assert taken == Taken("pid 78 on desk is gone")
     assert holder(transport, path).run_id == "r1"
-    assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
+    assert names(path) == ["lock", "lock.spare"]
 
 
 def test_a_lock_that_changed_hands_is_not_stolen(transport: LocalTransport, path: str) -> None:
@@ -302,7 +307,7 @@ def test_of_twenty_heirs_one_gets_it(
     for thread in threads:
         thread.join()
     assert got == [holder(transport, path).run_id] and len(lost) == 19
-    assert [file.name for file in Path(path).parent.iterdir()] == ["lock"]
+    assert names(path) == ["lock", "lock.spare"]
     assert all("(run r" in said for said in lost), lost
     assert [f"(run {name}, pid 78)" in note for name in ("dead", *heirs) for note in notes].count(
         True
@@ -406,3 +411,35 @@ def test_a_process_that_is_hidden_is_not_gone(monkeypatch: pytest.MonkeyPatch) -
 )
 def test_ages(seconds: float, text: str) -> None:
     assert age_text(seconds) == text
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+def test_a_full_disk_has_room_for_one_lock(transport: LocalTransport, path: str) -> None:
+    """What frees space needs it; `enter` writes its next version beside it."""
+    folder = Path(path).parent
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(folder)], capture_output=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no mount here: {done.stderr.decode()}")
+    try:
+        lock = HostLock(RECORD, ME, path)
+        lock.acquire(transport)
+        lock.release(transport)
+        with (folder / "rest").open("wb", buffering=0) as file, pytest.raises(OSError, match="No"):
+            while True:
+                file.write(b"x" * 4096)
+        again = HostLock(OTHER, ME, path)
+        assert again.acquire(transport) == Taken()
+        again.enter(transport, "gc")
+        again.enter(transport, "gc again")
+        assert holder(transport, path).record == dataclasses.replace(OTHER, step="gc again")
+        again.release(transport)
+        with (folder / "rest").open("ab", buffering=0) as file, pytest.raises(OSError, match="No"):
+            while True:
+                file.write(b"x" * 4096)
+        with pytest.raises(errors.DiskFull):
+            again.acquire(transport)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
