@@ -13,7 +13,7 @@ from deployer.errors import DeployError, RemoteCommandFailed, StepFailed
 from deployer.inventory import AddressCutover
 from deployer.migrate_gap import Gap, Meter
 from deployer.migrate_side import Side
-from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at
+from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at, unmeasured
 from deployer.model import Facts
 from deployer.pct_net import for_container, has_address, host_part, net_options, where_address
 from deployer.remote.transport import Transport
@@ -73,7 +73,7 @@ class AddressWay(Way):
 
     def obstacles(self, source: Facts | None, destination: Facts | None) -> list[tuple[str, str]]:
         """Both are containers, one has the address, the other has room, and SSH does not use it."""
-        found = []
+        found = [] if self.record.cut else unmeasured(self.rule.probe_url)
         for side, facts in ((self.source, source), (self.destination, destination)):
             if side.want.vmid is None:
                 found.append((f"{side.want.id} runs in no container", "use cutover.hook"))

@@ -12,7 +12,7 @@ from deployer.events import Progress
 from deployer.migrate_journal import PHASES, after
 from deployer.migrate_pair import Pair
 from deployer.migrate_relay import relay
-from deployer.migrate_side import trouble
+from deployer.migrate_side import is_stopped, trouble
 from deployer.migrate_weights import Lending, Rate, choose, measure, with_source
 from deployer.model import Facts, PlanState
 from deployer.state import Manifest
@@ -209,7 +209,18 @@ class Forward:
         if not self.pair.record.cut:
             self.pair.record.cut = True
             self.pair.save()
-        self.pair.moved("forward")
+        gap = self.pair.moved("forward")
+        if gap is not None and gap.open:
+            self.fall_back(f"clients get no answer: {gap}")
+
+    def seen(self) -> str:
+        """Why the destination does not serve as proven, '' when it does. Raises Unreachable."""
+        side = self.destination
+        facts = side.gather()
+        silent = facts.silent.get(side.want.guest)
+        if silent is not None and not is_stopped(side.want, facts):
+            raise Unreachable(silent, where=side.want.id)
+        return trouble(side.want, facts)
 
     def settle(self) -> None:
         """The destination serves through the cut-over for the settle time, else it goes back.
@@ -223,7 +234,7 @@ class Forward:
         dark: float | None = None
         while True:
             try:
-                why = trouble(side.want, side.gather()) or way.problem("forward")
+                why = self.seen() or way.problem("forward") or way.seen_by_clients("forward")
                 dark = None
             except Unreachable as error:
                 now = options.now()
@@ -248,7 +259,7 @@ class Forward:
         """The traffic goes back to the source, which still runs. Always raises GateFailed."""
         if because := trouble(self.source.want, self.source.gather()):
             raise GateFailed(
-                f"it failed while it settled ({why}), and the source cannot take over: {because}",
+                f"it failed after the cut-over ({why}), and the source cannot take over: {because}",
                 where=self.destination.want.id,
                 fix="`deploy logs` on both; --abort starts the source again",
             )
@@ -257,7 +268,7 @@ class Forward:
         self.pair.record.phase = "launch"
         self.pair.save(may_be_dark=self.destination)
         raise GateFailed(
-            f"it failed while it settled: {why}; the traffic is back at {self.source.want.id}",
+            f"it failed after the cut-over: {why}; the traffic is back at {self.source.want.id}",
             where=self.destination.want.id,
             fix="correct it, then run the same command again; or --abort",
         )
@@ -267,12 +278,8 @@ class Forward:
         if self.pair.record.keep_source:
             self.source.note("stop", f"{self.source.want.id} is kept (--keep-source)")
             return
-        if why := trouble(self.destination.want, self.destination.gather()):
-            raise GateFailed(
-                f"it does not serve as proven: {why}; {self.source.want.id} was not stopped",
-                where=self.destination.want.id,
-                fix="run the same command again, or --abort",
-            )
+        if why := self.seen():
+            self.fall_back(why)
         self.pair.drain_and_stop(self.source, "forward")
 
     def retire(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from deployer.errors import StepFailed
 from deployer.inventory import HookCutover
 from deployer.migrate_gap import Gap, Meter
-from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at
+from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at, unmeasured
 from deployer.model import Facts
 from deployer.shell import words
 
@@ -36,14 +36,15 @@ class HookWay(Way):
         )
 
     def obstacles(self, source: Facts | None, destination: Facts | None) -> list[tuple[str, str]]:
-        """The program is there and may be run."""
+        """The program is there and may be run, and clients get answers now."""
+        found = [] if self.record.cut else unmeasured(self.hook.probe_url)
         program = self.hook.command[0]
         path = self.destination.environ.get("PATH", os.defpath)
         if shutil.which(program, path=path) is not None:
-            return []
+            return found
         where = f" (in {Path.cwd()})" if "/" in program and not program.startswith("/") else ""
         what = f"cutover.hook.command: {program} cannot be run here{where}"
-        return [(what, "correct the path, or make it executable (chmod +x)")]
+        return [*found, (what, "correct the path, or make it executable (chmod +x)")]
 
     def variables(self, direction: Direction) -> dict[str, str]:
         """What the command finds in its environment besides ours."""

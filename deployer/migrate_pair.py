@@ -13,6 +13,7 @@ from deployer.down import down_steps
 from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
 from deployer.events import Bus, StepDone, StepStarted
 from deployer.migrate_cutover import way_of
+from deployer.migrate_gap import Gap
 from deployer.migrate_journal import PHASES, entered, newest
 from deployer.migrate_preflight import Obstacle
 from deployer.migrate_side import Marked, Side, mark_path, with_drain
@@ -208,21 +209,21 @@ class Pair:
         self.record.figures[f"{phase}_s"] = spent
         self.bus.emit(StepDone(want.host_name, want.id, f"migrate:{phase}", "done", phase, spent))
 
-    def moved(self, direction: Direction) -> None:
-        """Moves the traffic and tells the gap."""
-        way = self.way()
-        gap = way.move(direction)
-        if gap is not None:
-            level = "warning" if gap.open else "info"
-            self.destination.note("cutover", str(gap), level)
-            self.record.figures["gap_s"] = round(gap.longest_s, 3)
-            if gap.open:
-                raise StepFailed(
-                    "clients still get no answer",
-                    where=self.record.destination,
-                    fix="correct the cut-over, then run the same command again; or --abort",
-                    evidence=(str(gap),),
-                )
+    def moved(self, direction: Direction) -> Gap | None:
+        """Moves the traffic and tells the gap. Raises StepFailed when it is open after `back`."""
+        gap = self.way().move(direction)
+        if gap is None:
+            return None
+        self.destination.note("cutover", str(gap), "warning" if gap.open else "info")
+        self.record.figures["gap_s"] = round(gap.longest_s, 3)
+        if gap.open and direction == "back":
+            raise StepFailed(
+                "clients still get no answer",
+                where=self.record.source,
+                fix="correct the cut-over, then --abort again",
+                evidence=(str(gap),),
+            )
+        return gap
 
     def drain_and_stop(self, side: Side, direction: Direction | None) -> None:
         """Ends a server that gets no traffic any more; None: it never got any."""

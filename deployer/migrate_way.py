@@ -73,9 +73,9 @@ class Way(ABC):
         return ""
 
     def seen_by_clients(self, direction: Direction) -> str:
-        """What clients find bad of the new server when we cannot reach its host; '' when nothing.
+        """What clients find bad of the new server; '' when nothing, or when that is not measured.
 
-        Asks only what does not need that host.
+        Asks only what does not need its host, which may be dark to us.
         """
         return ""
 
@@ -129,3 +129,9 @@ def answered_at(url: str | None) -> str:
         if not problem:
             return ""
     return f"clients get no answer at {url}: {problem}" if problem else ""
+
+
+def unmeasured(url: str | None) -> list[tuple[str, str]]:
+    """The obstacle that clients' address does not even answer before anything is moved."""
+    why = answered_at(url)
+    return [(why, "correct probe_url, or leave it out: then no gap is measured")] if why else []

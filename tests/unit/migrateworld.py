@@ -86,6 +86,8 @@ class World:
         self.stop_at: tuple[int, str] | None = None
         self.dark: set[str] = set()
         self.cut_at: tuple[int, str] | None = None
+        self.mute: set[str] = set()
+        """Hosts that answer while their guest does not."""
         self.stopped: set[str] = set()
         """Hosts whose container is stopped."""
         self.clock = 0.0
@@ -181,6 +183,8 @@ class World:
         values: dict[type, object] = {ServerFact: server, ServingFact: serving, Marked: marked}
         if machine.name in self.stopped:
             values = {Marked: marked, ContainerFacts: ContainerFacts("stopped", conf="")}
+        if machine.name in self.mute:
+            return Facts({Marked: marked}, {want.guest: "connection refused"})
         return Facts(values)
 
     def migrate(self, **words: Any) -> MigrateResult:

@@ -13,6 +13,9 @@ from migrateworld import DST, SRC, Killed, World, url
 from deployer.errors import UsageError
 from deployer.events import Note
 from deployer.hub_errors import HubError
+from deployer.migrate_gap import Gap
+from deployer.migrate_hook import HookWay
+from deployer.migrate_way import Direction
 from deployer.migrate_weights import Rate
 from deployer.state import Migration
 from deployer.steps.base import StepContext
@@ -230,25 +233,31 @@ def test_a_destination_that_fails_while_it_settles_loses_the_traffic_again(make:
     assert_moved(world)
 
 
-def settling(world: World, *, waits: int = 1000, dies: bool = False) -> None:
+def settling(
+    world: World, *, waits: int = 1000, dies: bool = False, only_guest: bool = False
+) -> None:
     """The destination goes dark while it settles, for so many waits of the controller."""
     clock, slept = world.sleep, [0]
+    out = world.mute if only_guest else world.dark
 
     def sleep(seconds: float) -> None:
         slept[0] += 1
         if slept[0] == 1:
-            world.dark.add(DST)
+            out.add(DST)
             world.machines[DST].serving = not dies
         elif slept[0] > waits:
-            world.dark.discard(DST)
+            out.discard(DST)
         clock(seconds)
 
     world.sleep = sleep  # type: ignore[method-assign]
 
 
-def test_a_destination_that_is_dark_for_a_moment_while_it_settles(make: Make) -> None:
+@pytest.mark.parametrize("only_guest", [False, True])
+def test_a_destination_that_is_dark_for_a_moment_while_it_settles(
+    make: Make, only_guest: bool
+) -> None:
     world = make()
-    settling(world, waits=3)
+    settling(world, waits=3, only_guest=only_guest)
     result = world.migrate()
     assert result.error is None, result.error
     assert world.clock >= 3
@@ -274,6 +283,33 @@ def test_a_dark_destination_that_the_router_finds_dead_loses_the_traffic(make: M
     result = world.migrate()
     assert result.exit_code == 5 and "the traffic is back at kpro6/qwen" in str(result.error)
     assert world.workers == {url(SRC): True}
+
+
+def test_clients_that_get_no_answer_after_the_cutover_get_the_source_back(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(HOOK)
+    move = HookWay.move
+
+    def blind(way: HookWay, direction: Direction) -> Gap:
+        move(way, direction)
+        return Gap(9, 5, 31.0, direction == "forward", "refused")
+
+    monkeypatch.setattr(HookWay, "move", blind)
+    result = world.migrate()
+    assert result.exit_code == 5 and "clients get no answer: gap: at least 31" in str(result.error)
+    assert world.hook_at == SRC and world.machines[SRC].serving
+    assert not [one for one in world.effects if one == f"{SRC}:down"]
+    monkeypatch.setattr(HookWay, "move", move)
+    assert world.migrate().error is None
+    assert_moved(world)
+
+
+def test_a_probe_url_that_answers_nobody_is_an_obstacle(make: Make) -> None:
+    world = make({"hook": {"command": ["/bin/sh"], "probe_url": "http://127.0.0.1:1"}})
+    result = world.migrate()
+    assert result.error is not None and not world.effects
+    assert "clients get no answer at http://127.0.0.1:1" in result.error.evidence[0]
 
 
 def test_another_migration_is_one_obstacle_among_others(make: Make) -> None:
