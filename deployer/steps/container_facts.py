@@ -270,7 +270,8 @@ def _create(lines: list[str]) -> CreateFacts:
     def of(word: str) -> tuple[str, ...]:
         return tuple(line.split(" ", 1)[1] for line in lines if line.startswith(f"{word} "))
 
-    return CreateFacts("template" in lines, "; ".join(of("no")), of("storage"), of("bridge"))
+    told = "; ".join(text.removeprefix("template: ") for text in of("no"))
+    return CreateFacts("template" in lines, told, of("storage"), of("bridge"))
 
 
 def _is_status(line: str) -> bool:

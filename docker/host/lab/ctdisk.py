@@ -96,6 +96,13 @@ def allocated(vmid: str, value: str) -> str:
     return f"{storage}:subvol-{vmid}-disk-0,size={size}G"
 
 
+def new_volume(vmid: str, storage: str, taken: set[str]) -> str:
+    """The name of a volume that is made now."""
+    form = "{0}:{1}/vm-{1}-disk-{2}.raw" if storage == "local" else "{0}:subvol-{1}-disk-{2}"
+    names = (form.format(storage, vmid, number) for number in range(256))
+    return next(name for name in names if name not in taken)
+
+
 def unpack(vmid: str, archive: str, section: Section, keys: str | None) -> None:
     """The template's files, the host name and the SSH keys of root."""
     root = f"{LXC}/{vmid}/rootfs"

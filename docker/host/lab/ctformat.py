@@ -6,8 +6,6 @@ from urllib.parse import unquote_to_bytes
 
 import ctschema
 
-TYPED = ("boolean", "integer")
-
 
 def decoded(text: str) -> str:
     """A description line: percent codes and bytes (latin-1 here) are one UTF-8 text."""
@@ -27,10 +25,10 @@ def known(key: str) -> bool:
     return ctschema.rule_of(key) is not None
 
 
-def is_typed(key: str) -> bool:
-    """Whether a key's value has one way to be written."""
+def is_boolean(key: str) -> bool:
+    """Whether a key's value is 0 or 1, whatever word was given."""
     rule = ctschema.rule_of(key)
-    return rule is not None and rule.kind in TYPED
+    return rule is not None and rule.kind == "boolean"
 
 
 def typed(key: str, value: str) -> tuple[str, str]:

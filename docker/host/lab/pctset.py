@@ -89,7 +89,8 @@ def check_parameters(command: str, values: dict[str, str]) -> None:
     if errors:
         reject(command, errors)
     for name in values:
-        if ctformat.is_typed(name):
+        # Integers go into the file as they were given; the next reader makes numbers of them.
+        if ctformat.is_boolean(name):
             values[name] = ctformat.typed(name, values[name])[0]
         elif name in ("searchdomain", "nameserver"):
             values[name] = " ".join(re.split(r"[,;\s]+", values[name].strip()))
@@ -124,7 +125,7 @@ def change(
             die(f"can't remove CT {vmid} drive '{name}' - protection mode enabled")
         conf.set_deletes([*conf.deletes, name])
     for name in sorted(values):
-        value = _checked(vmid, name, values[name], guarded)
+        value = _checked(conf, name, values[name], guarded)
         if name == "description":
             current.description = value + "\n" if value else ""
             continue
@@ -140,15 +141,22 @@ def _has_env(conf: Conf) -> bool:
     return any(key == ctconf.ENV for key, _ in conf.current.raw)
 
 
-def _checked(vmid: str, name: str, value: str, guarded: bool) -> str:
+def _checked(conf: Conf, name: str, value: str, guarded: bool) -> str:
     """The value as it is written; ends as pct does when the host has not what it names."""
     if name == "unprivileged":
         die("unable to modify read-only option: 'unprivileged'")
     if re.fullmatch(r"mp\d+|rootfs", name):
         if guarded:
-            die(f"can't update CT {vmid} drive '{name}' - protection mode enabled")
-        ctdisk.check_volume(ctformat.mount(name, value)[0])
-        return ctformat.mount(name, value)[1] if name != "rootfs" else value
+            die(f"can't update CT {conf.vmid} drive '{name}' - protection mode enabled")
+        volume, written = ctformat.mount(name, value)
+        ctdisk.check_volume(volume)
+        if name == "rootfs":
+            return value
+        if new := re.fullmatch(r"([^:/]+):(\d+)", volume):
+            taken = set().union(*(s.volumes() for s in (conf.current, *conf.snapshots.values())))
+            made = ctdisk.new_volume(conf.vmid, new[1], taken)
+            return ctformat.mount(name, f"{value.replace(volume, made, 1)},size={new[2]}G")[1]
+        return written
     if name == "hookscript":
         ctdisk.check_script(value)
     elif name == "tags":
@@ -187,7 +195,9 @@ def keep_volume(conf: Conf, name: str, value: str) -> None:
 def hotplug(vmid: str, conf: Conf, touched: set[str]) -> None:
     """A running container: some keys at once, new devices and mounts too, the rest waits."""
     current, pending = conf.current, conf.pending
-    for name in [key for key in conf.deletes if key in touched and key in HOT]:
+    for name in [key for key in conf.deletes if key in touched]:
+        if name not in HOT and not re.fullmatch(r"unused\d+|net\d", name):
+            continue
         current.keys.pop(name)
         conf.set_deletes([key for key in conf.deletes if key != name])
     errors = {}
