@@ -8,7 +8,7 @@ run>` is its only heir, looks again whether the dead one still has the lock, and
 `lock`. So at no moment is there no lock, and of many heirs one gets it. A killed heir leaves its
 link, and is proven dead and inherited from in the same way.
 
-`lock.spare` beside it takes up a little of the disk, and is given up when the disk is so full that
+`.spare` beside it takes up a little of the disk, and is given up when the disk is so full that
 no lock can be written: what frees space (`deploy gc`) needs one.
 """
 
@@ -42,12 +42,12 @@ class NotAsked:
 
 Outcome = Taken | Held | NotAsked
 
-_ACQUIRE = r"""_l_lock=$_l_path
+_ACQUIRE = r"""_l_lock=$_l_path _l_spare=${_l_path%/*}/.spare
 _l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" >"$_l_new"; }
 _l_link() {
   # Gives the record the name $1 if that is free; prints nothing.
   _l_new=$_l_lock.new.$_l_run
-  _l_write 2>/dev/null || { rm -f "$_l_lock.spare" && _l_write; } || return 1
+  _l_write 2>/dev/null || { rm -f "$_l_spare" && _l_write; } || return 1
   # Onto the disk before it has its name: a power cut would leave an empty lock, whose holder
   # nobody could prove dead.
   sync "$_l_new" 2>/dev/null || :
@@ -99,7 +99,7 @@ _l_acquire() {
   [ -z "$_l_stale" ] || _l_inherit || return 1
   if _l_link "$_l_lock"; then
     # Of four blocks: of the lock itself, of its next version, and of their names.
-    [ -e "$_l_lock.spare" ] || head -c 16384 /dev/zero >"$_l_lock.spare" 2>/dev/null || :
+    [ -e "$_l_spare" ] || head -c 16384 /dev/zero >"$_l_spare" 2>/dev/null || :
     _l_say taken
     return 0
   fi
@@ -169,9 +169,9 @@ _UPDATE = r"""_l_holder=
 { read -r _l_holder <"$_l_path"; } 2>/dev/null || :
 [ "$_l_holder" = "$_l_run" ] || { printf '%s\n' "$_l_holder"; exit 75; }
 umask 077
-_l_new=$_l_path.new.$_l_run
+_l_new=$_l_path.new.$_l_run _l_spare=${_l_path%/*}/.spare
 _l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new"; }
-_l_write 2>/dev/null || { rm -f "$_l_path.spare" && _l_write; } &&
+_l_write 2>/dev/null || { rm -f "$_l_spare" && _l_write; } &&
   mv -f "$_l_new" "$_l_path" && exit
 rm -f "$_l_new"
 exit 1

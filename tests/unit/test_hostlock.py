@@ -81,7 +81,7 @@ def test_taken_held_released(transport: LocalTransport, path: str) -> None:
     assert other.acquire(transport) == Taken()
     with pytest.raises(errors.LockHeld, match=r"taken away \(now: r2\)"):
         mine.enter(transport, "venv")
-    assert names(path) == ["lock", "lock.spare"]
+    assert names(path) == [".spare", "lock"]
 
 
 def test_one_of_twenty_gets_it(transport: LocalTransport, path: str) -> None:
@@ -132,7 +132,7 @@ def test_a_dead_holder_is_replaced(transport: LocalTransport, path: str) -> None
     taken = HostLock(RECORD, ME, path).acquire(transport)
     assert taken == Taken("pid 78 on desk is gone")
     assert holder(transport, path).run_id == "r1"
-    assert names(path) == ["lock", "lock.spare"]
+    assert names(path) == [".spare", "lock"]
 
 
 def test_a_lock_that_changed_hands_is_not_stolen(transport: LocalTransport, path: str) -> None:
@@ -307,7 +307,7 @@ def test_of_twenty_heirs_one_gets_it(
     for thread in threads:
         thread.join()
     assert got == [holder(transport, path).run_id] and len(lost) == 19
-    assert names(path) == ["lock", "lock.spare"]
+    assert names(path) == [".spare", "lock"]
     assert all("(run r" in said for said in lost), lost
     assert [f"(run {name}, pid 78)" in note for name in ("dead", *heirs) for note in notes].count(
         True
