@@ -11,7 +11,8 @@ the lock; 21 an import fails; 22 built for other GPUs; 23 no kernel runs; 2 bad 
 """
 
 # The names are those of the target; plain strings keep this file free of surprises there.
-# ruff: noqa: PTH105, PTH108, PTH112, PTH113, PTH114, PTH116, PTH118, PTH120, PTH123, PTH207, PTH208, PTH211
+# ruff: noqa: PTH103, PTH104, PTH105, PTH106, PTH108, PTH112, PTH113, PTH114, PTH116, PTH118, PTH119
+# ruff: noqa: PTH120, PTH123, PTH207, PTH208, PTH211
 
 from __future__ import annotations
 
@@ -152,13 +153,17 @@ def write(path: str, text: str) -> None:
 
 
 def in_use(folder: str) -> bool:
-    """Whether any process that we can see has a file of `folder` mapped or as its command."""
-    needle = os.path.join(folder, "").encode()
+    """Whether any process that we can see has a file of `folder` mapped or as its command, by this
+    name or by the real one: the folder of the builds may be a symlink.
+    """
+    names = {os.path.join(folder, ""), os.path.join(os.path.realpath(folder), "")}
+    needles = [os.fsencode(name) for name in names]
     for process in glob.glob("/proc/[0-9]*"):
         for name in ("maps", "cmdline"):
             try:
                 with open(f"{process}/{name}", "rb") as stream:
-                    if needle in stream.read():
+                    text = stream.read()
+                    if any(needle in text for needle in needles):
                         return True
             except OSError:  # it ended meanwhile, or it is a kernel thread
                 continue
@@ -183,21 +188,39 @@ def ours(folder: str) -> bool:
 def prune(build: str, capabilities: list[str], keep: int, needed: Iterable[str]) -> list[str]:
     """Removes old builds beside `build`: all but the newest `keep` with it, and all for other GPUs.
 
-    What is `needed`, in use, or not ours stays.
+    What is `needed`, in use, or not ours stays. A build loses its name before it is deleted, as
+    with `deploy gc`, which finds and frees what a kill has left of it.
     """
     parent = os.path.dirname(build)
     others = [os.path.join(parent, name) for name in os.listdir(parent)]
     others = [path for path in others if path != build and os.path.isdir(path) and ours(path)]
-    others = [path for path in others if path not in needed and not os.path.islink(path)]
+    stays = {os.path.realpath(path) for path in needed}
+    others = [path for path in others if not os.path.islink(path)]
+    others = [path for path in others if os.path.realpath(path) not in stays]
     others.sort(key=lambda path: os.stat(path).st_mtime, reverse=True)
     removed, kept = [], 1
     for path in others:
         if kept < keep and recorded(path) == sorted(capabilities):
             kept += 1
         elif not in_use(path):
-            shutil.rmtree(path)
+            remove(path)
             removed.append(path)
     return removed
+
+
+def remove(build: str) -> None:
+    """By way of the trash; its names are those of deployer/gc_scripts.py."""
+    trash = os.path.join(os.path.dirname(build), ".deployer-trash")
+    os.makedirs(trash, exist_ok=True)
+    mark = os.path.join(trash, "of-deployer")
+    with open(mark, "w", encoding="utf-8"):
+        pass
+    there = os.path.join(trash, f"{os.path.basename(build)}.{os.getpid()}")
+    os.rename(build, there)
+    shutil.rmtree(there)
+    if os.listdir(trash) == ["of-deployer"]:
+        os.unlink(mark)
+        os.rmdir(trash)
 
 
 def switch(want: dict[str, Any]) -> None:
@@ -214,8 +237,13 @@ def switch(want: dict[str, Any]) -> None:
     os.symlink(build, temporary)
     os.replace(temporary, link)
     print(f"{link} -> {build}", flush=True)
-    for path in prune(build, want["capabilities"], want.get("keep", KEEP), want.get("needed", [])):
-        print(f"removed {path}", flush=True)
+    try:
+        needed = want.get("needed", [])
+        for path in prune(build, want["capabilities"], want.get("keep", KEEP), needed):
+            print(f"removed {path}", flush=True)
+    except OSError as error:
+        # The new build is in its place; `deploy gc` frees the others.
+        print(f"old builds were not removed: {error}", flush=True)
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -375,6 +376,44 @@ def test_switch_replaces_the_link_and_keeps_one_old_build(
     proof.switch(asked)
     assert sorted(path.name for path in builds.iterdir()) == ["new", "old", "strange"]
     assert json.loads((link / "deployer.json").read_text())["capabilities"] == ["8.6"]
+
+
+def test_old_builds_are_known_by_their_real_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the builds is a symlink to another disk; state and processes know the other."""
+    real = tmp_path / "disk"
+    for name in ("needed", "used", "old", "new"):
+        (real / name).mkdir(parents=True)
+        (real / name / "deployer.json").write_text('{"capabilities": ["8.6"]}')
+    (tmp_path / "v.builds").symlink_to(real)
+    held = (real / "used" / "held").open("w+b")
+    held.write(b"x")
+    held.flush()
+    builds = tmp_path / "v.builds"
+    with held, mmap.mmap(held.fileno(), 1):
+        removed = proof.prune(str(builds / "new"), ["8.6"], 1, [str(real / "needed")])
+    assert removed == [str(builds / "old")]
+    assert sorted(path.name for path in real.iterdir()) == ["needed", "new", "used"]
+
+
+def test_a_build_that_cannot_be_removed_does_not_undo_the_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / "b" / name).mkdir(parents=True)
+        (tmp_path / "b" / name / "complete").touch()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "proof.out").write_text("{}")
+
+    def full(path: str, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "makedirs", full)
+    asked = {"build": str(tmp_path / "b" / "new"), "link": str(tmp_path / "v"), "capabilities": []}
+    proof.switch({**asked, "keep": 1})
+    assert (tmp_path / "v").resolve().name == "new" and (tmp_path / "b" / "old").exists()
+    assert "old builds were not removed: " in capsys.readouterr().out
 
 
 def test_switch_never_replaces_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
