@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,20 @@ Make = Callable[..., World]
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Make:
-    count = [0]
+def make(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Make]:
+    # State files are renamed by the thousand: in memory that takes half of the time.
+    memory = Path("/dev/shm")
+    base = memory if os.access(memory, os.W_OK) else tmp_path
+    with tempfile.TemporaryDirectory(prefix="deployer-migrate-", dir=base) as inside:
+        count = [0]
 
-    def made(cutover: dict[str, Any] = ROUTER) -> World:
-        count[0] += 1
-        folder = tmp_path / str(count[0])
-        folder.mkdir()
-        return mw.build(monkeypatch, folder, cutover)
+        def made(cutover: dict[str, Any] = ROUTER) -> World:
+            count[0] += 1
+            folder = Path(inside) / str(count[0])
+            folder.mkdir()
+            return mw.build(monkeypatch, folder, cutover)
 
-    return made
+        yield made
 
 
 def assert_moved(world: World, *, retired: bool = False) -> None:
