@@ -23,6 +23,7 @@ from deployer.migrate_preflight import (
     destination_obstacles,
     differences,
     lock_obstacle,
+    one_machine,
     pair_obstacles,
     refused,
     source_obstacles,
@@ -112,6 +113,7 @@ class Outset:
             found += self.learnt()
             plans = self.plans(new)
             found += destination_obstacles(destination.want, new, destination.own, plans, record)
+        found += one_machine(source.want, old, destination.want, new)
         if old is not None and new is not None:
             for line in differences(source.want, old, destination.want, new):
                 destination.note("preflight", line)

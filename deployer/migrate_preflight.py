@@ -71,6 +71,24 @@ def pair_obstacles(source: Deployment, destination: Deployment) -> list[Obstacle
     return found
 
 
+def one_machine(
+    source: Deployment, old: Facts | None, destination: Deployment, new: Facts | None
+) -> list[Obstacle]:
+    """One machine under two names: what stops the source would stop the destination."""
+    where, fix = f"{source.id} -> {destination.id}", "correct the inventory: hosts are machines"
+    ends = [(want.host.ssh.address, want.host.ssh.port) for want in (source, destination)]
+    if ends[0] == ends[1] and source.host.ssh.gateway == destination.host.ssh.gateway:
+        what = f"{source.host_name} and {destination.host_name} are both {ends[0][0]}"
+        return [Obstacle(where, what, fix, 2)]
+    seen = [facts.get(ServerFact) if facts is not None else None for facts in (old, new)]
+    jobs = [one.job if one is not None else None for one in seen]
+    if jobs[0] is None or jobs[1] is None or jobs[0].identity != jobs[1].identity:
+        return []
+    ident = jobs[0].identity
+    what = f"both have the same launch {ident.id} (pid {ident.pid}): one machine under two names"
+    return [Obstacle(where, what, fix, 2)]
+
+
 def source_obstacles(want: Deployment, facts: Facts, *, retire: bool) -> list[Obstacle]:
     """The source must serve what has passed its gates."""
     found = []

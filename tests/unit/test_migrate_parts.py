@@ -32,6 +32,7 @@ from deployer.migrate_preflight import (
     destination_obstacles,
     differences,
     lock_obstacle,
+    one_machine,
     pair_obstacles,
     refused,
     serve_differences,
@@ -271,6 +272,20 @@ def test_pairs_that_do_not_go_together() -> None:
     found = pair_obstacles(WANT, other)
     assert [one.exit_code for one in found] == [2, 2]
     assert "different names, tiny and other" in found[0].what
+
+
+def test_one_machine_under_two_names() -> None:
+    def at(address: str, port: int | None = None) -> Any:
+        ssh = WANT.host.ssh.model_copy(update={"address": address, "port": port})
+        return dataclasses.replace(WANT, host=WANT.host.model_copy(update={"ssh": ssh}))
+
+    [one] = one_machine(at("a"), None, at("a"), None)
+    assert one.exit_code == 2 and "are both a" in one.what
+    assert one_machine(at("a", 22105), None, at("a", 22106), None) == []
+    [one] = one_machine(at("a"), serving(), at("a.example.com"), serving())
+    assert "same launch" in one.what and "two names" in one.what
+    other = Facts({ServerFact: world.fact()})
+    assert one_machine(at("a"), serving(), at("b"), other) == []
 
 
 def conf(text: str) -> ContainerFacts:
