@@ -20,6 +20,7 @@ from deployer.steps.boot_sources import BootSource, kept_by_ids, sources
 MARK = "# deployer removed this: "
 REFRESH = "boot-refresh"
 """Name of the job that makes initramfs and loader anew."""
+_KERNEL_INSTALL = " (`kernel-install add KERNEL /boot/vmlinuz-KERNEL` for each kernel)"
 REFRESH_TIMEOUT_S = 1800.0
 REFRESH_STALL_S = 900.0
 """update-initramfs says nothing for minutes while it packs one image."""
@@ -116,6 +117,8 @@ def put_back(
 
 def _hurts(boot: BootFacts, file: BootFile, staying: Mapping[str, str]) -> str:
     """What this file would do to GPUs that stay on nvidia, '' when nothing."""
+    if not staying:
+        return ""
     guarded = bool(boot.enabled)
     for source in sources(replace(boot, files=(file,), cmdline=""), staying):
         if source.effect == "forbids" or (source.effect == "takes" and not guarded):
@@ -165,6 +168,7 @@ def refresh_commands(
     commands = [command for command in wanted if command[0] in boot.tools]
     lacking = [
         f"{command[0]} is not installed: the edit counts only when it, or its like, has run"
+        + (_KERNEL_INSTALL if command[0] == "proxmox-boot-tool" else "")
         for command in wanted
         if command[0] not in boot.tools
     ]

@@ -187,6 +187,16 @@ def test_retire_puts_back_what_up_edited() -> None:
     assert again.title == "run update-initramfs"
 
 
+def test_retire_puts_back_what_names_no_gpu() -> None:
+    """`blacklist nvidia` is of no GPU's address; with none left on nvidia it hurts nobody."""
+    was = b"blacklist nvidia\n"
+    entry = {"was": base64.b64encode(was).decode(), "wrote": hashlib.sha256(WROTE).hexdigest()}
+    state = DeploymentState(extra={"gpus": {"edited": {V: entry}}})
+    assert at_boot(WROTE, state).changes[0].title == f"put {V} back"
+    other = on_vfio(displays=(function("0000:61:00.0", "nvidia", 2),))
+    assert at_boot(WROTE, state, other).state is PlanState.NOTHING
+
+
 def test_retire_leaves_a_file_that_somebody_changed_since() -> None:
     decided = at_boot(b"options vfio-pci ids=10de:2230 disable_vga=1\n", edited_state())
     assert decided.state is PlanState.NOTHING

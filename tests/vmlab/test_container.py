@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.vmlab.world import CONF, FIRST, OTHER_VERSION, PACKAGE, VERSION, World
+from tests.vmlab.world import CONF, FIRST, OTHER_VERSION, VERSION, World
 
 SNAPSHOT = """
 [before]
@@ -56,7 +56,7 @@ def test_devices_come_before_the_snapshots_and_a_changed_uvm_major_is_mended(wor
     assert world.cuda_inside() == 0
 
 
-def test_an_empty_file_in_place_of_a_node_is_no_node(world: World) -> None:
+def test_an_empty_file_in_place_of_a_node_is_found_and_replaced(world: World) -> None:
     """What `optional,create=file` leaves of a missing node opens without an error."""
     world.give(FIRST)
     world.machine.sh("rm -f /dev/nvidia-uvm*").ok()
@@ -71,9 +71,12 @@ def test_an_empty_file_in_place_of_a_node_is_no_node(world: World) -> None:
     assert world.inside(": </dev/nvidia-uvm").exit == 0
     world.machine.sh("nvidia-modprobe -u -c 0").ok()
 
-    seen = world.deploy("plan", "kpro5/one")
+    done = world.up("one", "container")
 
-    assert "/dev/nvidia-uvm" in seen.said and "not a device" in seen.said, seen
+    assert done.exit == 0, done
+    assert "/dev/nvidia-uvm" in done.said and "not a device" in done.said, done
+    assert world.nodes_inside() == right_nodes(world)
+    assert world.cuda_inside() == 0
 
 
 def test_a_container_that_cannot_start_says_which_node_is_missing(world: World) -> None:
@@ -88,7 +91,22 @@ def test_a_container_that_cannot_start_says_which_node_is_missing(world: World) 
     assert world.machine.sh("pct status 129").out == "status: stopped\n"
 
 
-def test_libraries_of_another_version_are_found(world: World) -> None:
+def test_a_start_that_fails_leaves_host_and_container_as_they_were(world: World) -> None:
+    """Byte by byte, and no snapshot of ours stays behind."""
+    world.give(FIRST)
+    world.machine.sh('echo "lxc.hook.pre-start: /bin/false" >>"$1"', CONF).ok()
+    before = world.listing()
+
+    failed = world.up("one", "container")
+
+    assert failed.exit == 1, failed
+    assert "startup for container '129' failed" in failed.err, failed
+    assert "container 129 is as before again" in failed.err, failed
+    assert world.listing() == before
+    assert world.machine.sh("pct status 129").out == "status: stopped\n"
+
+
+def test_libraries_of_another_version_are_found_and_replaced(world: World) -> None:
     """The guest's must be the loaded module's to the last figure."""
     world.give(FIRST)
     world.container_with(*(f"dev{n}: {path},mode=0666" for n, path in enumerate(DEVICES)))
@@ -96,8 +114,17 @@ def test_libraries_of_another_version_are_found(world: World) -> None:
     smi = world.inside("nvidia-smi -L")
     assert smi.exit == 18 and "Driver/library version mismatch" in smi.out
 
-    seen = world.deploy("plan", "kpro5/one")
+    done = world.up("one", "driver")
 
-    assert f"{OTHER_VERSION}, not {VERSION}" in seen.said, seen
-    assert "install driver libraries" in seen.said, seen
-    assert PACKAGE.format(VERSION) in seen.said
+    assert done.exit == 0, done
+    assert f"{OTHER_VERSION}, not {VERSION}" in done.said, done
+    assert "install driver libraries" in done.said, done
+    assert world.inside("nvidia-smi -L").exit == 0
+    assert world.cuda_inside() == 0
+    folder = "/usr/lib/x86_64-linux-gnu"
+    links = f"readlink {folder}/libcuda.so.1 {folder}/libnvidia-ml.so.1"
+    names = [f"libcuda.so.{VERSION}", f"libnvidia-ml.so.{VERSION}"]
+    assert world.inside(links).ok().split() == names
+    # The stand-in refuses to ask, and to build a module where no kernel source is.
+    log = world.inside("cat /var/log/nvidia-installer.log").ok()
+    assert f"(version: {VERSION}) is now complete" in log, log

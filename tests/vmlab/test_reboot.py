@@ -25,10 +25,12 @@ def test_cut_off_in_the_middle_the_same_command_finishes_and_it_lasts(world: Wor
         line = process.stdout.readline()
         assert line, said
         said += line
+    boots = [world.boot_id()]
     world.machine.power_off()
     # Before the host is up again: `up` may reach it anew, and go on.
     rest, _ = process.communicate(timeout=120)
     world.machine.start()
+    boots.append(world.boot_id())
     assert process.returncode in (1, 3), said + rest
     assert "Traceback" not in said + rest
     # By what `up` had made last before the cut: nothing yet, or its unit, which ran at this boot.
@@ -41,7 +43,9 @@ def test_cut_off_in_the_middle_the_same_command_finishes_and_it_lasts(world: Wor
     assert done.exit == 0, done
     world.machine.sh("sed -i 's/^onboot: 0/onboot: 1/' \"$1\"; sync", CONF).ok()
     world.machine.cut()
+    boots.append(world.boot_id())
 
+    assert len(set(boots)) == 3
     assert world.driver(FIRST) == "nvidia"
     assert world.driver(SECOND) == "vfio-pci"
     assert world.machine.sh("pct status 129").ok() == "status: running\n"
@@ -49,3 +53,4 @@ def test_cut_off_in_the_middle_the_same_command_finishes_and_it_lasts(world: Wor
     assert world.cuda_inside() == 0
     seen = world.deploy("plan", "kpro5/one")
     assert "= gpus" in seen.said and "= container" in seen.said, seen
+    assert "proven across a reboot" in seen.said, seen

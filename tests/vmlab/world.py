@@ -42,6 +42,7 @@ pct status 129 | grep -q running && pct stop 129 >/dev/null 2>&1
 [ ! -e /sys/module/nvidia/parameters/stuck ] || echo 0 >/sys/module/nvidia/parameters/stuck
 sleep 0.2
 rm -rf /run/lab/dev/129 /etc/deployer* /var/lib/deployer /run/deployer*
+umount /etc/systemd/system/multi-user.target.wants 2>/dev/null
 rm -f /usr/local/sbin/deployer-* /etc/systemd/system/deployer-* \
   /etc/systemd/system/*.wants/deployer-*
 cp -a "$1/etc/pve/." /etc/pve/
@@ -119,6 +120,19 @@ until grep -q held "$out"; do
   sleep 0.1
 done
 echo "$holder"
+"""
+
+
+# What a failed step must leave as it was: a line for each link, node, module and file.
+LISTING = r"""
+cd /sys/bus/pci/devices
+for address in *; do
+  echo "driver $address $(readlink "$address/driver") $(cat "$address/driver_override")"
+done
+lsmod | sed -n 's/^\(nvidia[^ ]*\|vfio[^ ]*\) .*/module \1/p' | sort
+find /dev -name 'nvidia*' -exec stat -c 'node %n %F %t:%T %a' {} + 2>/dev/null | sort
+find /etc /usr/local/sbin -type l -printf 'link %p %l\n' | sort
+find /etc /usr/local/sbin -type f -printf '%m ' -exec sha256sum {} \; | sort -k 3
 """
 
 
@@ -216,6 +230,10 @@ class World:
         link = self.machine.sh('readlink "/sys/bus/pci/devices/$1/driver"', address).out
         return link.strip().rpartition("/")[2]
 
+    def listing(self) -> list[str]:
+        """Drivers, overrides, modules, nodes, links and files of the host, a line each."""
+        return self.machine.sh(LISTING).ok().splitlines()
+
     def reset(self) -> None:
         """As after boot: both GPUs on vfio-pci, no nvidia module, container stopped."""
         said = self.machine.sh(RESET, "/run/lab/pristine", limit_s=60)
@@ -301,6 +319,10 @@ class World:
         """What cuInit answers in the container."""
         code = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
         return int(self.inside('python3 -c "$1"', code).ok())
+
+    def boot_id(self) -> str:
+        """Another one after each boot."""
+        return self.machine.sh("cat /proc/sys/kernel/random/boot_id").ok().strip()
 
     def uvm_major(self) -> int:
         """The kernel's."""

@@ -24,6 +24,8 @@ package() { # DRIVER_VERSION: the .run, with libraries that open the nodes
     rm -rf /src/package
     cp -r /src/driver /src/package
     sed -i "s/580\.126\.09/$1/g" /src/package/*
+    # One file serves as all libraries: with a name in it, ldconfig would link that name to any.
+    sed -i 's/,-soname,libcuda\.so\.1//' /src/package/make.sh
     sed -i 's/^REAL_DRIVER = False/REAL_DRIVER = True/' /src/package/nvidia-smi
     CC=gcc-12 CFLAGS=-DREAL_DRIVER OUT=/out/var/lib/vz/template/cache sh /src/package/make.sh lib
 }
