@@ -1,118 +1,71 @@
-"""Rare words of the kernel, the installer and apt about NVIDIA drivers, as plain rows.
+"""What makeself, nvidia-installer, dkms, apt and dpkg say when a driver does not install.
 
-Each row: pattern, stable name, cause, action, and whether it holds until a reboot of {host} once
-the kernel has said it. Texts are of the kernel's PCI code, of open-gpu-kernel-modules (NVRM), of
-makeself and nvidia-installer, and of apt and dpkg.
+Each row: pattern, stable name, cause, action, and whether it holds until a reboot. The first that
+is found counts: a cause stands before what it brings about.
 """
 
 from __future__ import annotations
 
-_REPEAT = "reboot {host}; if it comes back: power, riser or the GPU itself"
-
 ROWS: tuple[tuple[str, str, str, str, bool], ...] = (
-    # --- hardware and firmware of the machine
+    # --- what a build needs
     (
-        r"BAR\d is 0M @ 0x0|PCI I/O region assigned to your NVIDIA device is invalid",
-        "no-bar",
-        "the firmware of the machine gave a GPU no address space",
-        "turn on Above 4G Decoding in the firmware of {host}, or boot it with pci=realloc",
-        True,
-    ),
-    (
-        r"(?:change|transition) power state from D3(?:cold)? to D0",
-        "d3cold",
-        "a GPU does not come back from its power saving state",
-        "switch {host} off and on: a reboot may not do",
-        True,
-    ),
-    (
-        r"not ready \d+ms after (?:FLR|bus reset|resume); giving up",
-        "reset-failed",
-        "a GPU did not come back from its reset",
-        "switch {host} off and on",
-        True,
-    ),
-    (
-        r"does not have the necessary power cables connected|Xid .*: 54,",
-        "power-cable",
-        "a power cable of a GPU is not attached",
-        "attach the GPU's power cable on {host}",
-        True,
-    ),
-    (
-        r"Timeout (?:after \d+s of )?waiting for RPC (?:response )?from GSP|Xid .*: (?:119|120),",
-        "gsp-hangs",
-        "the GPU's own processor (GSP) hangs",
-        _REPEAT,
-        True,
-    ),
-    (
-        r"Xid .*: (?:48|63|64|94|95),|uncorrectable (?:ECC|memory) error",
-        "memory-error",
-        "the memory of a GPU has errors",
-        "end what uses it and reset it, or reboot {host}; if it comes back, it goes to its vendor",
-        True,
-    ),
-    (
-        r"Xid .*: 74,",
-        "nvlink",
-        "an NVLink between GPUs has errors",
-        "see `nvidia-smi nvlink -e` on {host}; look at the bridge",
+        r"[Kk]ernel headers for kernel \S+ cannot be found|--kernelsourcedir|"
+        r"Unable to (?:find|determine) the kernel (?:source|header)|"
+        r"install the linux-headers-\S+ package",
+        "no-headers",
+        "the headers of the kernel are missing",
+        "install proxmox-headers-KERNEL (Debian: linux-headers-KERNEL) on {host}",
         False,
     ),
     (
-        r"AER: .*(?:Uncorrect|Fatal)|PCIe Bus Error: severity=Uncorrect",
-        "pcie",
-        "the PCIe link of a device has errors that cannot be corrected",
-        "look at `dmesg` on {host} for the address; slot, riser and cable",
-        False,
-    ),
-    # --- the module
-    (
-        r"installed in this system is not supported by|NVIDIA legacy drivers",
-        "driver-misfit",
-        "this driver does not know one of the GPUs: it is too old or too new for it",
-        "see which driver branch supports it (`lspci -nn -d 10de:` on {host})",
-        True,
-    ),
-    (
-        r"version magic '[^']*' should be|disagrees about version of symbol",
-        "wrong-kernel",
-        "the nvidia module was built for another kernel",
-        "build it for the running kernel on {host}: `dkms autoinstall`",
+        r"(?:Module build|autoinstall) for kernel:? \S+ was skipped",
+        "build-skipped",
+        "dkms built nothing: the headers of the kernel are missing, though it ended well",
+        "install proxmox-headers-KERNEL (Debian: linux-headers-KERNEL) on {host}",
         False,
     ),
     (
-        r"Direct firmware load for nvidia/\S+ failed|Failed to load firmware .*gsp_",
-        "no-firmware",
-        "the firmware of the driver (gsp_*.bin) is not on the host",
-        "install the firmware package of exactly this driver version on {host}",
-        True,
+        r"BUILD_EXCLUSIVE directive which does not match",
+        "kernel-excluded",
+        "this driver is not made for this kernel, so dkms builds nothing",
+        "a driver that knows the kernel, or an older kernel on {host}",
+        False,
     ),
     (
-        r"probe (?:of \S+ failed|with driver nvidia failed) with error -(?:1|5|6|12|16|19)\b",
-        "probe-failed",
-        "the driver found a GPU and could not take it",
-        "the NVRM lines before it in `dmesg` on {host} say why",
-        True,
+        r"Unable to find (?:a suitable|the) (?:C compiler|development tool)|cc: command not found|"
+        r"The compiler used to compile the kernel .* does not exactly match",
+        "no-compiler",
+        "there is no compiler, or another than the kernel's",
+        "apt install build-essential on {host}",
+        False,
     ),
     (
-        r"request_mem_region failed|Can't find an IRQ for your NVIDIA card",
-        "no-resources",
-        "another driver or the firmware holds what a GPU needs",
-        "on {host}: look for a framebuffer driver (simpledrm, efifb) that has it: video=efifb:off",
-        True,
+        r"No space left on device",
+        "disk-full",
+        "the disk is full",
+        "free space where the installer works (/tmp, /usr, /var)",
+        False,
     ),
     (
-        r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",
-        "no-fabric",
-        "the GPUs are joined by NVSwitch, and no fabric manager runs",
-        "on {host}: systemctl enable --now nvidia-fabricmanager, of exactly the driver's version",
+        r"Bad return status for module build|The kernel module failed to build|"
+        r"Failed to run `\S*dkms (?:build|install)|dkms autoinstall on \S+ failed|"
+        r'performing the step: "(?:Building|Checking)',
+        "build-failed",
+        "the module does not compile for this kernel: mostly the driver is too old for it",
+        "a newer driver, or an older kernel on {host}; make.log below /var/lib/dkms says more",
         False,
     ),
     # --- the installer
     (
-        r"Error in (?:MD5 |SHA256 )?check ?sums|MD5 checksum .* (?:is different|mismatch)",
+        r"must be run as root",
+        "permission",
+        "the installer needs root",
+        "give `user: root` in the inventory's `ssh`",
+        False,
+    ),
+    (
+        r"Error in (?:MD5 |SHA256 )?check ?sums?\b|MD5 checksum .* (?:is different|mismatch)|"
+        r"[Uu]nexpected end of (?:input|file)",
         "broken-file",
         "the installer file is broken",
         "fetch it again, and name its sha256 in the playbook",
@@ -126,11 +79,18 @@ ROWS: tuple[tuple[str, str, str, str, bool], ...] = (
         False,
     ),
     (
-        r"Unable to find (?:a suitable|the) (?:C compiler|development tool)|cc: command not found|"
-        r"The compiler used to compile the kernel .* does not exactly match",
-        "no-compiler",
-        "there is no compiler, or another than the kernel's",
-        "apt install build-essential on {host}",
+        r"installed previously using a different installer|alternate (?:method of|driver) "
+        r"install",
+        "other-install",
+        "the driver is there already, installed in another way (by packages)",
+        "remove those packages first, or install by `driver.packages` too",
+        False,
+    ),
+    (
+        r"kernel module '[^']*' appears to already be loaded",
+        "already-loaded",
+        "the installer found an nvidia module loaded",
+        "in a container: only --no-kernel-modules; on {host}: unload the old module first",
         False,
     ),
     (
@@ -145,6 +105,21 @@ ROWS: tuple[tuple[str, str, str, str, bool], ...] = (
         "not-loadable",
         "the module was built and cannot be loaded",
         "see the end of /var/log/nvidia-installer.log and `dmesg` on {host}",
+        False,
+    ),
+    # --- the container toolkit
+    (
+        r"/dev/nvidia-uvm: no such file or directory",
+        "no-uvm",
+        "the host has no /dev/nvidia-uvm: nothing has loaded nvidia_uvm since its boot",
+        "nvidia-modprobe -u -c 0 on {host}; the step gpus makes a boot unit of it",
+        False,
+    ),
+    (
+        r"system not yet initialized|CUDA_ERROR_SYSTEM_NOT_READY",
+        "no-fabric",
+        "the GPUs are joined by NVSwitch, and no fabric manager runs",
+        "on {host}: systemctl enable --now nvidia-fabricmanager, of exactly the driver's version",
         False,
     ),
     # --- apt and dpkg
@@ -188,6 +163,21 @@ ROWS: tuple[tuple[str, str, str, str, bool], ...] = (
         "apt-key",
         "apt does not know the key of a repository",
         "put the repository's key in place (/usr/share/keyrings), as its vendor says",
+        False,
+    ),
+    (
+        r"Another instance of the (?:NVIDIA )?[Ii]nstaller|Could not get lock /var/lib/dpkg/lock",
+        "busy",
+        "another installation is at work",
+        "wait for it to end",
+        False,
+    ),
+    (
+        r"has no installation candidate|Version '[^']*' for '[^']*' was not found|"
+        r"Unable to locate package",
+        "no-package",
+        "apt does not know a package in that version",
+        "correct driver.packages, or add the repository to {host}'s apt sources",
         False,
     ),
 )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from deployer import nvidia_rows
+from deployer import nvidia_kernel_rows, nvidia_rows
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ TIMED_OUT = Cause(
     "nvidia-smi gave no answer in time: a GPU or its driver is stuck",
     "look for `Xid` in `dmesg` on {host}; such a GPU needs a host reboot",
 )
-SECURE_BOOT = Cause(
-    "key-rejected",
-    "Secure Boot rejects the module: it is not signed with an enrolled key",
-    "enrol the signing key on {host} (`mokutil --import`, then at the console during the reboot), "
-    "or turn Secure Boot off in the firmware",
+SECURE_BOOT = next(Cause(*row[1:]) for row in nvidia_kernel_rows.ROWS if row[1] == "key-rejected")
+OLD_LIBC = Cause(
+    "old-libc",
+    "nvidia-smi is made for a newer glibc than there is",
+    "install the driver from packages of this distribution, or use a newer system",
 )
-OTHER_DRIVER = Cause(
-    "other-driver",
-    "another driver has the GPUs, so the nvidia module finds none",
-    "free a GPU first: the step gpus does for vfio-pci; nouveau and nova: blacklist and reboot",
+DISK = Cause(
+    "disk-error",
+    "the disk cannot be read",
+    "look at `dmesg` and the disk of {host} (smartctl -a)",
 )
 
 EXITS: dict[int, Cause] = {
@@ -131,155 +131,48 @@ EXITS: dict[int, Cause] = {
 """Exit codes of nvidia-smi (NVML's), and those of a shell round it."""
 
 
-def _sign(pattern: str, name: str, cause: str, action: str, standing: bool = False) -> Sign:
-    return Sign(re.compile(pattern), Cause(name, cause, action, standing))
+def _sign(pattern: str, cause: Cause) -> Sign:
+    return Sign(re.compile(pattern), cause)
 
 
+SMI_SIGNS: tuple[Sign, ...] = (
+    _sign(r"Driver/library version mismatch|NVML/RM version mismatch", MISMATCH),
+    _sign(r"API mismatch: the client", MISMATCH),
+    _sign(
+        r"NVIDIA-SMI has failed because it couldn't communicate|NVML: Driver Not Loaded", EXITS[9]
+    ),
+    _sign(
+        r"NVIDIA-SMI couldn't find libnvidia-ml\.so|NVML: NVML Shared Library Not Found|"
+        r"error while loading shared libraries: lib(?:nvidia-ml|cuda)",
+        EXITS[12],
+    ),
+    _sign(r"version `GLIBC_[\d.]+' not found", OLD_LIBC),
+    _sign(r"(?:Input/output error|Structure needs cleaning)$", DISK),
+    _sign(r"GPU requires reset", EXITS[16]),
+    _sign(r"(?i)Unable to determine the device handle for GPU|GPU is lost", EXITS[15]),
+    _sign(r"infoROM is corrupted|Corrupted infoROM", EXITS[14]),
+    _sign(r"No devices (?:were )?found", NO_GPU),
+    _sign(r"Failed to initialize NVML: Unknown Error", CGROUP_LOST),
+    _sign(r"NVML: Insufficient Permissions|do not have suff?i?cient permissions", EXITS[4]),
+    _sign(r"GPU access blocked by the operating system", EXITS[17]),
+    _sign(r"NVML: Function Not Found|undefined symbol: nvml", EXITS[13]),
+    _sign(r"NVML: Insufficient External Power", EXITS[8]),
+    _sign(r"NVML: Interrupt Request Issue", EXITS[10]),
+    _sign(r"Field \"[^\"]*\" is not a valid field|Option \S+ is not recognized", EXITS[2]),
+)
 SIGNS: tuple[Sign, ...] = (
-    *(_sign(*row) for row in nvidia_rows.ROWS),
-    Sign(re.compile(r"Driver/library version mismatch"), MISMATCH),
-    Sign(re.compile(r"API mismatch: the client"), MISMATCH),
-    Sign(re.compile(r"NVIDIA-SMI has failed because it couldn't communicate"), NOT_LOADED),
-    Sign(re.compile(r"NVIDIA-SMI couldn't find libnvidia-ml\.so"), EXITS[12]),
-    _sign(
-        r"Unable to determine the device handle for GPU",
-        "gpu-lost",
-        EXITS[15].cause,
-        EXITS[15].action,
-    ),
-    Sign(re.compile(r"No devices (?:were )?found"), NO_GPU),
-    Sign(re.compile(r"Failed to initialize NVML: Unknown Error"), CGROUP_LOST),
-    Sign(re.compile(r"Failed to initialize NVML: Insufficient Permissions"), EXITS[4]),
-    Sign(
-        re.compile(r"Field \"[^\"]*\" is not a valid field|Option \S+ is not recognized"), EXITS[2]
-    ),
-    Sign(re.compile(r"Key was rejected by service|Required key not available"), SECURE_BOOT),
-    Sign(
-        re.compile(r"Loading of (?:unsigned module|module with unavailable key) is rejected"),
-        SECURE_BOOT,
-    ),
-    _sign(
-        r"is already bound to (?:NovaCore|nova)",
-        "nova",
-        "nova has the GPU (a blacklist of nouveau does not stop it)",
-        "on {host}: blacklist nova_core and nova_drm in /etc/modprobe.d, update-initramfs -u, "
-        "reboot",
-        True,
-    ),
-    _sign(
-        r"is already bound to nouveau|Nouveau kernel driver is (?:currently in use|.*incompatible)",
-        "nouveau",
-        "nouveau has the GPU",
-        "on {host}: blacklist nouveau in /etc/modprobe.d, update-initramfs -u, reboot",
-        True,
-    ),
-    Sign(re.compile(r"is already bound to |No NVIDIA devices probed"), OTHER_DRIVER),
-    Sign(re.compile(r"probe routine was not called for \d+ device"), OTHER_DRIVER),
-    Sign(re.compile(r"could not insert 'nvidia\w*': No such device"), OTHER_DRIVER),
-    _sign(
-        r"Module nvidia\S* not found",
-        "no-module",
-        "there is no nvidia module for the running kernel",
-        "install the driver on {host} with dkms and the headers of its kernel",
-    ),
-    _sign(
-        r"could not insert 'nvidia\w*': (?:Exec format error|Invalid argument|Unknown symbol)",
-        "wrong-kernel",
-        "the nvidia module was built for another kernel",
-        "build it for the running kernel on {host}: `dkms autoinstall`",
-    ),
-    _sign(
-        r"Module nvidia\S* is in use",
-        "in-use",
-        "the nvidia module is in use",
-        "stop what has /dev/nvidia* open: containers, nvidia-persistenced, exporters",
-    ),
-    _sign(
-        r"with non-zero usage count",
-        "stuck-removal",
-        "a GPU is stuck in removal: it was unbound while in use",
-        "only a reboot of {host} clears it",
-        True,
-    ),
-    _sign(
-        r"requires use of the NVIDIA open kernel modules",
-        "needs-open",
-        "a GPU needs the open kernel module, the proprietary one is loaded",
-        "install the driver on {host} with --kernel-module-type=open",
-        True,
-    ),
-    _sign(
-        r"not supported by open nvidia\.ko|GPU System Processor \(GSP\)",
-        "needs-proprietary",
-        "a GPU needs the proprietary kernel module, the open one is loaded",
-        "install the driver on {host} with --kernel-module-type=proprietary",
-        True,
-    ),
-    _sign(
-        r"Xid .*: 79,|has fallen off the bus",
-        "gpu-lost",
-        EXITS[15].cause,
-        EXITS[15].action,
-        True,
-    ),
-    _sign(
-        r"RmInitAdapter failed",
-        "init-failed",
-        "the driver could not start a GPU",
-        "reboot {host}; if it comes back: another driver version, power or the GPU itself",
-        True,
-    ),
-    _sign(
-        r"[Kk]ernel headers for kernel \S+ cannot be found",
-        "no-headers",
-        "the headers of the kernel are missing",
-        "install proxmox-headers-KERNEL (Debian: linux-headers-KERNEL) on {host}",
-    ),
-    _sign(
-        r"Module build for kernel \S+ was skipped",
-        "build-skipped",
-        "dkms built nothing: the headers of the kernel are missing, though it ended well",
-        "install proxmox-headers-KERNEL (Debian: linux-headers-KERNEL) on {host}",
-    ),
-    _sign(
-        r"Bad return status for module build|The kernel module failed to build",
-        "build-failed",
-        "the module does not compile for this kernel: mostly the driver is too old for it",
-        "a newer driver, or an older kernel on {host}",
-    ),
-    _sign(
-        r"kernel module '[^']*' appears to already be loaded",
-        "already-loaded",
-        "the installer found an nvidia module loaded",
-        "in a container: only --no-kernel-modules; on {host}: unload the old module first",
-    ),
-    _sign(
-        r"Unable to (?:find|determine) the kernel (?:source|header)",
-        "no-headers",
-        "the headers of the kernel are missing",
-        "install proxmox-headers-KERNEL (Debian: linux-headers-KERNEL) on {host}",
-    ),
-    _sign(
-        r"No space left on device",
-        "disk-full",
-        "the disk is full",
-        "free space where the installer works (/tmp, /usr, /var)",
-    ),
-    _sign(
-        r"Another instance of the (?:NVIDIA )?[Ii]nstaller|Could not get lock /var/lib/dpkg/lock",
-        "busy",
-        "another installation is at work",
-        "wait for it to end",
-    ),
-    _sign(
-        r"has no installation candidate|Version '[^']*' for '[^']*' was not found|"
-        r"Unable to locate package",
-        "no-package",
-        "apt does not know a package in that version",
-        "correct driver.packages, or add the repository to {host}'s apt sources",
+    *SMI_SIGNS,
+    *(
+        Sign(re.compile(pattern, re.MULTILINE), Cause(name, cause, action, standing))
+        for pattern, name, cause, action, standing in (*nvidia_kernel_rows.ROWS, *nvidia_rows.ROWS)
     ),
 )
 """The first that is found counts: the special ones stand before the general ones."""
+
+IN_GOOD = ("no-gpu", "reset", "gpu-lost", "inforom")
+"""What an answer that ends with 0 may still tell."""
+BEFORE_CODE = ("no-library", "old-libc", "disk-error")
+"""What is behind a shell's 126 and 127 when the program is there."""
 
 
 def diagnose(text: str) -> Cause | None:
@@ -290,19 +183,27 @@ def diagnose(text: str) -> Cause | None:
 def smi_verdict(exit_code: int, text: str, *, timed_out: bool = False) -> Cause | None:
     """What an answer of nvidia-smi means; None when it is good.
 
-    A text counts only where the code says nothing (1, 255); exit 0 without a GPU
-    (`No devices found.`) is no good answer.
+    A text counts only where the code says nothing (1, 255), or less than the text (126, 127).
+    Exit 0 is no good answer when it names no GPU (`No devices found.`) or one in trouble.
     """
     if timed_out:
         return TIMED_OUT
     told = diagnose(text)
     if exit_code == 0:
-        return NO_GPU if told is NO_GPU else None
+        return told if told is not None and told.name in IN_GOOD else None
+    if told is not None and told.name in BEFORE_CODE:
+        return told
     known = EXITS.get(exit_code)
     if known is not None:
         return known
     if told is not None:
         return told
+    if 128 < exit_code <= 128 + 64:
+        return Cause(
+            "crashed",
+            f"nvidia-smi was ended by signal {exit_code - 128}",
+            "look at `dmesg` on {host}: out of memory, or libraries of two drivers are mixed",
+        )
     said = next((line.strip() for line in text.splitlines() if line.strip()), "no output")
     return Cause(
         "unknown",
@@ -311,10 +212,16 @@ def smi_verdict(exit_code: int, text: str, *, timed_out: bool = False) -> Cause 
     )
 
 
+_RECOVERED = re.compile(r"GPU recovery action changed from .* to 0x0 \(None\)")
+
+
 def standing(lines: Iterable[str]) -> tuple[tuple[Cause, str], ...]:
     """Causes in the kernel log that hold until a reboot, each with its last line."""
     found: dict[str, tuple[Cause, str]] = {}
     for line in lines:
+        if _RECOVERED.search(line):
+            found.pop("reset", None)
+            found.pop("node-reboot", None)
         cause = diagnose(line)
         if cause is not None and cause.standing:
             found[cause.name] = (cause, line.strip())

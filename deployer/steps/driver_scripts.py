@@ -89,9 +89,22 @@ for device in "$ROOT"/sys/bus/pci/devices/*; do
   echo "gpu ${device##*/} $id ${driver##*/}"
 done
 cd /
+# The last 20 lines that tell of trouble, and the last 20 others: a driver that chatters must not
+# push out what it said an hour ago.
 dmesg 2>/dev/null | awk '
-  /NVRM|NovaCore|unavailable key is rejected|unsigned module/ { last[n++ % 20] = $0 }
-  END { for (i = n > 20 ? n - 20 : 0; i < n; i++) print "log " last[i % 20] }'
+  /NVRM: Xid|NVRM.*([Ff]ail|fallen|usage count|requires|supported|only ready|bound to)/ ||
+    /NVRM.*(BAR|IRQ|cables|[Ff]irmware|[Tt]ime.?out|WPR2|required GPU|initialize|invalid)/ ||
+    /NovaCore|unavailable key is rejected|unsigned module|nvidia.*(probe|firmware|version)/ ||
+    /probe.*nvidia|(vfio|nvidia).*(D3cold|D3 to|reserve|not ready)/ {
+    line[NR] = $0
+    kind[NR] = 1
+    next
+  }
+  /NVRM/ { line[NR] = $0; kind[NR] = 2 }
+  END {
+    for (i = NR; i > 0; i--) if (i in kind && count[kind[i]]++ < 20) keep[i] = 1
+    for (i = 1; i <= NR; i++) if (i in keep) print "log " line[i]
+  }'
 """
     + _LIBRARIES
     + _PACKAGES

@@ -16,6 +16,7 @@ from deployer import errors
 from deployer.apt_texts import explain
 from deployer.kernels import DkmsBuild, Kernel
 from deployer.model import RunJob, Shell, Where
+from deployer.nvidia_texts import api_mismatches, diagnose, standing
 from deployer.remote.send import send_file
 from deployer.steps import cuda_proof
 from deployer.steps.cuda_proof import CudaProof
@@ -32,6 +33,7 @@ from deployer.steps.driver_install import UNLOAD, apt_job, dkms_job
 from deployer.steps.harmless import HARMLESS
 from tests.local_transport import LocalTransport, shell_path
 from tests.unit.hoststeps import SHELLS, output, run_script, tool, write
+from tests.unit.test_nvidia_texts import OLD as OLD_MISMATCH
 from tests.unit.test_step_driver import ALL, WANTED, host, kernels, plan
 
 BY_SHELL = pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
@@ -57,6 +59,41 @@ def module(root: Path, name: str, references: int, *users: str) -> None:
     (root / f"sys/module/{name}/holders").mkdir()
     for user in users:
         (root / f"sys/module/{name}/holders/{user}").symlink_to(root / f"sys/module/{user}")
+
+
+TEXTS = [
+    line.split("\t")[3:]
+    for line in (Path(__file__).parents[1] / "fixtures/driver/texts.tsv").read_text().splitlines()
+]
+STANDING = {
+    text: cause.name
+    for standing, text in TEXTS
+    if standing == "yes"
+    and not text.startswith("ERROR")
+    and "\\n" not in text
+    and (cause := diagnose(text))
+}
+
+
+@BY_SHELL
+def test_trouble_is_not_pushed_out_of_the_kernel_log(tmp_path: Path, shell: list[str]) -> None:
+    """Whatever holds until a reboot is seen below a hundred lines of chatter."""
+    tools = tmp_path / "bin"
+    lost = []
+    texts = list(STANDING)
+    for part in (texts[n : n + 20] for n in range(0, len(texts), 20)):
+        lines = [f"[  1.0] {text}" for text in part]
+        lines += [f"[  2.{n}] NVRM: GPU at PCI:0000:41:00: GPU-{n}" for n in range(100)]
+        lines += OLD_MISMATCH.splitlines()
+        (tmp_path / "log").write_text("\n".join(lines) + "\n")
+        tool(tools, "dmesg", f"cat {tmp_path}/log\n")
+        one = host_probes(str(tmp_path / "host"))[0]
+        seen = one.parse(output(run_script(one.script, shell, tools)))
+        assert isinstance(seen, HostDriver)
+        lost += [text for text in part if f"[  1.0] {text}" not in seen.log]
+        assert {STANDING[text] for text in part} == {one.name for one, _ in standing(seen.log)}
+        assert len(api_mismatches("\n".join(seen.log))) == 1
+    assert lost == []
 
 
 @BY_SHELL
