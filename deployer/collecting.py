@@ -30,10 +30,19 @@ class Collect(Step):
 
     name: ClassVar[str] = "gc"
 
-    def __init__(self, knowing: Knowing, shown: dict[str, list[Row]]) -> None:
+    def __init__(
+        self,
+        knowing: Knowing,
+        shown: dict[str, list[Row]],
+        became: dict[tuple[str, str], str] | None = None,
+    ) -> None:
         self.knowing = knowing
         self.shown = shown
         """Deployment's id -> rows of the first look, for the table."""
+        self.became = {} if became is None else became
+        """(deployment's id, path) -> `freed`, or why it is still there."""
+        self.paths: dict[str, str] = {}
+        """Title of a change -> path."""
         self.done = False
 
     def probes(self, want: Deployment) -> list[Probe]:
@@ -80,6 +89,9 @@ class Collect(Step):
             )
             for row in gone
         ]
+        self.paths |= {
+            change.title: row.found.path for change, row in zip(changes, gone, strict=True)
+        }
         return Plan.change(f"{len(gone)} folders, {size_text(freeable(rows))}", *changes)
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
@@ -91,14 +103,16 @@ class Collect(Step):
                 continue
             answer = context.on(change.action.where).run(change.action.script, timeout_s=REMOVE_S)
             said = answer.text.strip().split("\n")[-1]
-            name = change.title.removeprefix("free ")
+            name, told = change.title.removeprefix("free "), "freed"
             if answer.exit == 0 and said.startswith("held "):
-                context.note(f"left {name}: {said.removeprefix('held ')}", "warning")
+                told = said.removeprefix("held ")
+                context.note(f"left {name}: {told}", "warning")
             elif answer.exit == 0 and said in {"removed", "gone"}:
                 context.note(f"{said}: {name}")
             else:
                 told = answer.error_text.strip().split("\n")[-1] or f"exit {answer.exit}"
                 problems.append(f"{name}: {told}")
+            self.became[context.want.id, self.paths.get(change.title, "")] = told
         self.done = True
         if problems:
             raise StepFailed(
@@ -109,6 +123,8 @@ class Collect(Step):
             )
 
 
-def gc_steps(knowing: Knowing, shown: dict[str, list[Row]]) -> list[Step]:
+def gc_steps(
+    knowing: Knowing, shown: dict[str, list[Row]], became: dict[tuple[str, str], str]
+) -> list[Step]:
     """The steps of `deploy gc`."""
-    return [Collect(knowing, shown)]
+    return [Collect(knowing, shown, became)]

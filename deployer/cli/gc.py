@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -60,6 +60,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
     watched = sys.stdin.isatty() and sys.stderr.isatty() and not options.jsonl
     shows = dry_run or not (options.yes or watched)
     found: dict[str, list[Row]] = {}
+    became: dict[tuple[str, str], str] = {}
 
     def ask(want: Deployment, outcome: Outcome) -> str:
         for line in table(want.id, found.get(want.id, [])):
@@ -73,7 +74,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
         Selection(),
         dry_run=shows,
         name="gc",
-        steps=lambda: gc_steps(known, found),
+        steps=lambda: gc_steps(known, found, became),
         serves=False,
         ask=ask,
         quiet=True,
@@ -83,7 +84,10 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
             {
                 "exit_code": code,
                 "freed": not shows,
-                "deployments": {name: [_row(one) for one in rows] for name, rows in found.items()},
+                "deployments": {
+                    name: [_row(one, became.get((name, one.found.path))) for one in rows]
+                    for name, rows in found.items()
+                },
                 "here": [
                     {
                         "path": str(one.path),
@@ -98,7 +102,8 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
     elif not options.jsonl:
         if shows or options.yes:
             for name, rows in found.items():
-                for line in table(name, rows):
+                told = {path: said for (of, path), said in became.items() if of == name}
+                for line in table(name, rows, None if shows else told):
                     click.echo(printable(line))
         for line in _here(local):
             click.echo(printable(line))
@@ -156,22 +161,32 @@ class _Knowing:
         )
 
 
-def table(name: str, rows: Sequence[Row]) -> list[str]:
-    """What, how large, whether it goes, and why; what may go last."""
+def table(name: str, rows: Sequence[Row], became: Mapping[str, str] | None = None) -> list[str]:
+    """What, how large, whether it goes, and why; what may go last. `became`: of a run that has
+    freed, path -> `freed`, or why it is still there.
+    """
     if not rows:
         return [f"{name}: nothing was found"]
-    goes = [row for row in rows if row.goes]
+    gone = [row for row in rows if row.goes and (became is None or _freed(row, became))]
     total = sum(row.found.size for row in rows)
-    free = sum(row.found.freed for row in goes)
-    lines = [f"{name}: {size_text(total)} in {len(rows)} folders, {size_text(free)} may go"]
+    free = sum(row.found.freed for row in gone)
+    what = "may go" if became is None else "freed"
+    lines = [f"{name}: {size_text(total)} in {len(rows)} folders, {size_text(free)} {what}"]
     for row in sorted(rows, key=lambda one: one.goes):
-        word = "goes" if row.goes else "kept"
+        word, why = "goes" if row.goes else "kept", row.why
+        if row.goes and became is not None:
+            word = "freed" if _freed(row, became) else "left"
+            why = why if word == "freed" else became.get(row.found.path, "the run ended before")
         one = row.found
-        line = f"  {word}  {one.kind:<8} {size_text(one.size):>10}  {one.path}: {row.why}"
+        line = f"  {word:<5} {one.kind:<8} {size_text(one.size):>10}  {one.path}: {why}"
         if one.shared:
             line += f"; {size_text(one.shared)} of it have other names and stay"
         lines.append(line)
     return lines
+
+
+def _freed(row: Row, became: Mapping[str, str]) -> bool:
+    return became.get(row.found.path) == "freed"
 
 
 def _here(local: Sequence[Local]) -> list[str]:
@@ -182,11 +197,11 @@ def _here(local: Sequence[Local]) -> list[str]:
     for reason, files in sorted(why.items(), key=lambda one: one[1][0].goes):
         size, word = size_text(sum(one.size for one in files)), "goes" if files[0].goes else "kept"
         at = files[0].path.parent
-        lines.append(f"  {word}  files    {size:>10}  {at}: {len(files)}, {reason}")
+        lines.append(f"  {word:<5} files    {size:>10}  {at}: {len(files)}, {reason}")
     return lines
 
 
-def _row(row: Row) -> dict[str, object]:
+def _row(row: Row, became: str | None) -> dict[str, object]:
     one = row.found
     return {
         "kind": one.kind,
@@ -195,4 +210,6 @@ def _row(row: Row) -> dict[str, object]:
         "frees": one.freed,
         "goes": row.goes,
         "why": row.why,
+        "freed": became == "freed",
+        "left": became if became not in (None, "freed") else "",
     }

@@ -132,6 +132,7 @@ def test_gc_shows_and_frees(box: Box) -> None:
     assert sorted(goes) == [str(old), str(older_than)]
     freed = box.deploy("gc", "h", "--yes")
     assert freed.return_value == 0, freed.output
+    assert "freed venv" in freed.output and "B freed\n" in freed.output
     assert sorted(path.name for path in old.parent.iterdir()) == ["c"]
     told = json.loads(box.deploy("--json", "--yes", "gc", "h").stdout)
     assert told["freed"] is True and [row["goes"] for row in told["deployments"]["h/q"]] == [False]

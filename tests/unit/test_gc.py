@@ -318,6 +318,15 @@ def test_what_is_held_by_now_is_left_and_what_fails_is_told() -> None:
     told = [getattr(event, "text", "") for event in events]
     assert any(text.startswith("left venv") and "a process uses it" in text for text in told)
     assert any(text.startswith("removed: venv") for text in told)
+    assert step.became == {
+        (WANT.id, f"{BUILDS}/c"): "a process uses it",
+        (WANT.id, f"{BUILDS}/d"): "freed",
+    }
+    lines = table(WANT.id, shown[WANT.id], {path: said for (_, path), said in step.became.items()})
+    assert lines[0] == f"{WANT.id}: 400 B in 4 folders, 100 B freed"
+    assert f"  left  venv          100 B  {BUILDS}/c: a process uses it" in lines
+    assert any(line.startswith("  freed venv ") and "/d: older than" in line for line in lines)
+    assert "the run ended before" in table(WANT.id, shown[WANT.id], {})[-1]
     assert step.plan(WANT, facts(fact), state()).state is PlanState.NOTHING
     said["/d"] = Answer(1, b"", b"mv: cannot move\n")
     with pytest.raises(StepFailed, match="1 of 2 folders were not removed"):
