@@ -64,6 +64,10 @@ class Membership:
         worker = self.router.find(self.want.worker_url)
         return worker is not None and worker.ready
 
+    def lacking(self) -> list[str]:
+        """Ids of the other replicas that get no requests now."""
+        return list(self._missing())
+
     def before(self, step: str) -> None:
         """Called before a step acts. Raises StepBlocked when too few others serve."""
         if step in INTERRUPTS and not self.out:

@@ -9,14 +9,15 @@ about the change, and the next one is the canary; unless it is blocked because a
 seen it fail its gates.
 
 Replicas behind one router are a line too, of which one at a time acts, those first that do not
-serve; the line ends with the first that fails, so that no second one goes missing.
+serve: one that does waits as long as another one without requests may still be brought up by this
+run. The line ends with the first that fails, so that no second one goes missing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 
@@ -44,6 +45,8 @@ class _Line:
     ready: set[str] = field(default_factory=set)
     idle: set[str] = field(default_factory=set)
     """Serve nothing now."""
+    lacking: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Of one that serves: the replicas that did not when it was looked at."""
     over: set[str] = field(default_factory=set)
     """Ended, well or not."""
     first_ready: float = 0.0
@@ -59,12 +62,18 @@ class _Line:
         waiting = [one for one in self.ids if one in self.ready - self.over]
         if self.one_by_one:
             # Without the others, the one that still serves may be the last to do so.
-            waiting = sorted(waiting, key=lambda one: one not in self.idle) if known else []
+            waiting = [one for one in waiting if not self.awaited(one)] if known else []
+            waiting.sort(key=lambda one: one not in self.idle)
         elif not known and waiting:
             before = self.ids[: self.ids.index(waiting[0])]
             waiting = waiting if self.over >= set(before) else []
         if waiting:
             self.canary = waiting[0]
+
+    def awaited(self, one: str) -> list[str]:
+        """Of those that do not serve, the ones that this run may still bring up before `one`."""
+        away = self.lacking.get(one, frozenset()) - self.over - {one}
+        return [other for other in self.ids if other in away and one not in self.idle]
 
 
 class Rollout:
@@ -114,14 +123,22 @@ class Rollout:
             return self._too_many(host)
 
     def admit(
-        self, want: Deployment, on_wait: Callable[[str], None], *, idle: bool = False
+        self,
+        want: Deployment,
+        on_wait: Callable[[str], None],
+        *,
+        idle: bool = False,
+        lacking: Callable[[], Collection[str]] = tuple,
     ) -> None:
         """Returns when `want` may act. Raises NotStarted, or the cause of an interrupt.
 
-        `on_wait` is told every second what it waits for. `idle`: it does not serve now.
+        `on_wait` is told every second what it waits for. `idle`: it does not serve now. `lacking`:
+        ids of the replicas that do not serve, asked about every second; what it raises is raised.
         """
         line = self._line_of[want.id]
+        away = self._lacking(line, idle, lacking)
         with self._changed:
+            line.lacking[want.id] = away
             if not line.ready:
                 line.first_ready = self._clock()
             line.ready.add(want.id)
@@ -135,9 +152,11 @@ class Rollout:
                 with self._changed:
                     if self._may_act(want, line):
                         break
-                    who, kind = line.canary, "replica" if line.one_by_one else "canary"
-                on_wait(f"waits for the {kind} {who}" if who else f"before the first {kind}")
+                    text = self._waits(want, line)
+                on_wait(text)
+                away = self._lacking(line, idle, lacking)
                 with self._changed:
+                    line.lacking[want.id] = away
                     if not self._may_act(want, line):
                         self._changed.wait(SAY_EVERY_S)
 
@@ -164,6 +183,19 @@ class Rollout:
                 if not line.failed:
                     line.canary = ""
             self._changed.notify_all()
+
+    @staticmethod
+    def _lacking(line: _Line, idle: bool, lacking: Callable[[], Collection[str]]) -> frozenset[str]:
+        return frozenset(lacking()) if line.one_by_one and not idle else frozenset()
+
+    @staticmethod
+    def _waits(want: Deployment, line: _Line) -> str:
+        kind = "replica" if line.one_by_one else "canary"
+        if line.canary:
+            return f"waits for the {kind} {line.canary}"
+        if awaited := line.awaited(want.id):
+            return f"waits for {listed(awaited)}: without requests"
+        return f"before the first {kind}"
 
     def _may_act(self, want: Deployment, line: _Line) -> bool:
         self._cancel.check(want.id)

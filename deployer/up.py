@@ -208,7 +208,7 @@ def _one(
             idle = server is None or not server.serving
             # A killed run may have left it proven and without requests: it goes first.
             idle = idle or (member is not None and not member.serves())
-            _wait_for_turn(want, session, options.rollout, bus, idle=idle)
+            _wait_for_turn(want, session, options.rollout, bus, idle, member)
         session.want_lock(run_id)
         facts = engine.look("under the host lock")
     if aim is not None:
@@ -289,7 +289,12 @@ def _membership(
 
 
 def _wait_for_turn(
-    want: Deployment, session: HostSession, rollout: Rollout, bus: Bus, *, idle: bool
+    want: Deployment,
+    session: HostSession,
+    rollout: Rollout,
+    bus: Bus,
+    idle: bool,
+    member: Membership | None,
 ) -> None:
     """Returns when this deployment may act; its facts are old then. Raises NotStarted."""
 
@@ -300,4 +305,5 @@ def _wait_for_turn(
             session.rest()
         bus.emit(Progress(want.host_name, want.id, "canary", text))
 
-    rollout.admit(want, waits, idle=idle)
+    lacking = member.lacking if member is not None else list[str]
+    rollout.admit(want, waits, idle=idle, lacking=lacking)

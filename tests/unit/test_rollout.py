@@ -35,8 +35,15 @@ def want(id_: str, playbook: str = "qwen", canary: bool = True, router: str = ""
 class Asking:
     """`admit` in a thread of its own; `said` is what it was told to wait for."""
 
-    def __init__(self, policy: Rollout, who: Deployment, idle: bool = False) -> None:
+    def __init__(
+        self,
+        policy: Rollout,
+        who: Deployment,
+        idle: bool = False,
+        lacking: Callable[[], list[str]] = list,
+    ) -> None:
         self.idle = idle
+        self.lacking = lacking
         self.said: list[str] = []
         self.told = threading.Event()
         self.error: BaseException | None = None
@@ -45,7 +52,7 @@ class Asking:
 
     def _ask(self, policy: Rollout, who: Deployment) -> None:
         try:
-            policy.admit(who, self._waits, idle=self.idle)
+            policy.admit(who, self._waits, idle=self.idle, lacking=self.lacking)
         except BaseException as error:  # noqa: BLE001 - looked at by the test
             self.error = error
 
@@ -270,6 +277,34 @@ def test_a_failure_of_an_earlier_run_stops_the_others_too() -> None:
 def test_what_shall_not_serve_afterwards_waits_for_nobody() -> None:
     policy = Rollout(R, canary=False, serves=False)
     assert [Asking(policy, one).ended() for one in R] == [None, None, None]
+
+
+@pytest.mark.parametrize("comes", ["ready", "over", "serving"])
+def test_one_that_serves_waits_for_one_without_requests_however_long(comes: str) -> None:
+    """`a` was left half-way by a killed run, and its host takes its time to be looked at."""
+    now, away = [0.0], ["a/m"]
+    policy = Rollout(R, clock=lambda: now[0])
+    second = Asking(policy, R[1], lacking=lambda: away)
+    assert second.waits == "waits for a/m: without requests"
+    now[0] = 1000.0
+    until(lambda: len(second.said) > 3)
+    assert second.thread.is_alive()
+    if comes == "ready":
+        assert Asking(policy, R[0], idle=True).ended() is None
+        until(lambda: second.said[-1] == "waits for the replica a/m")
+        policy.ended("a/m", None, acted=True, passed=True)
+    elif comes == "over":
+        policy.ended("a/m", Unreachable("dark"))
+    else:
+        away.clear()
+    assert second.ended() is None
+
+
+def test_a_router_that_is_dark_ends_the_wait() -> None:
+    def dark() -> list[str]:
+        raise Unreachable("the router does not answer")
+
+    assert isinstance(Asking(Rollout(R), R[0], lacking=dark).ended(), Unreachable)
 
 
 def test_a_replica_that_hangs_at_the_look_holds_the_others_for_seconds_only() -> None:
