@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote_to_bytes
 
 from deployer.pct_device import DeviceEntry, parse_device
-from deployer.pct_keys import NO_KEYS, is_raw_key, typed
+from deployer.pct_keys import ENVIRONMENT, NO_KEYS, is_raw_key, typed
 
 MAX_DEVICES = 256
 LOCK_FOLDER = "/run/lock/lxc"
@@ -155,7 +155,10 @@ def parse_conf(text: str) -> PctConfig:
         elif line.startswith("#"):
             part.description += _decoded(line[1:]) + "\n"
         elif raw := _RAW.match(line):
-            if is_raw_key(raw.group(1)):
+            if raw.group(1) == ENVIRONMENT:
+                known = [part.keys["env"]] if "env" in part.keys else []
+                part.keys["env"] = "\0".join([*known, raw.group(2)])
+            elif is_raw_key(raw.group(1)):
                 part.raw.append((raw.group(1), raw.group(2)))
             else:
                 ignored.append(line)

@@ -10,6 +10,8 @@ import re
 
 BOOLEANS = frozenset(["console", "debug", "onboot", "protection", "template", "unprivileged"])
 INTEGERS = frozenset(["cores", "cpuunits", "memory", "snaptime", "swap", "tty"])
+ENVIRONMENT = "lxc.environment.runtime"
+"""The form in the file of the key `env`: one line a variable, which pct joins by NUL."""
 NO_KEYS = frozenset(["digest", "lxc", "pending", "snapshots"])
 """Names that pct uses for itself: a line of such a key is never written again."""
 

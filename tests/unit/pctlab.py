@@ -85,8 +85,6 @@ class PctLab:
         """What the next write of pct makes of a file."""
         ctconf = self.modules["ctconf"]
         conf = ctconf.parse(vmid, text.decode("latin-1"), told=False)
-        for section in (conf.current, conf.pending):
-            section.settle_env()
         written: str = conf.text()
         return written.encode("latin-1")
 

@@ -34,7 +34,7 @@ _DESCRIPTION = re.compile(r"^description:\s*(.*\S)\s*$", re.ASCII)
 _SNAPSTATE = re.compile(r"snapstate:\s*(prepare|delete)\s*$", re.ASCII)
 _DELETE = re.compile(r"^delete:\s*(.*\S)\s*$", re.ASCII)
 _KEY = re.compile(r"^([a-z][a-z_]*\d*):\s*(.+?)\s*$", re.ASCII)
-_NEVER_WRITTEN = ("digest", "lxc", "pending", "snapname", "snapshots")
+_NEVER_WRITTEN = ("digest", "env", "lxc", "pending", "snapname", "snapshots")
 
 
 _ON_STDOUT = [False]
@@ -89,9 +89,9 @@ class Section:
         while lines and lines[-1] == "#":
             lines.pop()
         lines += [f"{k}: {v}" for k, v in sorted(self.keys.items()) if k not in _NEVER_WRITTEN]
-        # `env` is kept as raw lines, and these come first.
-        env = [pair for pair in self.raw if pair[0] == ENV]
-        lines += [f"{k}: {v}" for k, v in env + [pair for pair in self.raw if pair[0] != ENV]]
+        if "env" in self.keys:
+            lines += [f"{ENV}: {one}" for one in self.keys["env"].split("\0")]
+        lines += [f"{key}: {value}" for key, value in self.raw]
         return "".join(line + "\n" for line in lines)
 
     def copy(self) -> Section:
@@ -119,14 +119,6 @@ class Section:
         used = self.volumes()
         for key in [k for k, v in self.keys.items() if k.startswith("unused") and v in used]:
             del self.keys[key]
-
-    def settle_env(self) -> None:
-        """A plain `env` key becomes raw lines, in the place of those that are there."""
-        value = self.keys.pop("env", None)
-        if value is not None:
-            self.raw = [(ENV, one) for one in value.split("\0")] + [
-                pair for pair in self.raw if pair[0] != ENV
-            ]
 
 
 @dataclass
@@ -192,8 +184,6 @@ class Conf:
         """The file."""
         self.current.keys.pop("snapstate", None)
         self.current.drop_used()
-        for section in (self.current, self.pending, *self.snapshots.values()):
-            section.settle_env()
         parts = [self.current.text()]
         if self.pending.keys or self.pending.raw or self.pending.description:
             parts.append(f"[{PENDING}]\n{self.pending.text()}")
@@ -233,7 +223,10 @@ def parse(vmid: str, text: str, told: bool = True) -> Conf:
                 tell(verdict.warning)
             elif not verdict.kept:
                 tell(f"unable to parse config: {line}")
-            if verdict.kept:
+            if raw[1] == ENV:
+                known = [section.keys["env"]] if "env" in section.keys else []
+                section.keys["env"] = "\0".join([*known, raw[2]])
+            elif verdict.kept:
                 section.raw.append((raw[1], raw[2]))
         elif text_of := _DESCRIPTION.match(line):
             section.description += ctformat.decoded(text_of[1])

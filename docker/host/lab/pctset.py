@@ -6,7 +6,6 @@ import os
 import re
 
 import ct
-import ctconf
 import ctdisk
 import ctformat
 import ctschema
@@ -113,7 +112,7 @@ def change(
         if name == "description":
             current.description = pending.description = ""
             continue
-        if not {name} & {*current.keys, *pending.keys} and not (name == "env" and _has_env(conf)):
+        if not {name} & {*current.keys, *pending.keys}:
             warn(f"cannot delete '{name}' - not set in current configuration!")
             continue
         touched.add(name)
@@ -133,12 +132,6 @@ def change(
         conf.set_deletes([key for key in conf.deletes if key != name])
     conf.clean_pending()
     hotplug(vmid, conf, touched) if alive else settle(conf, touched)
-    for section in (conf.current, conf.pending):
-        section.settle_env()
-
-
-def _has_env(conf: Conf) -> bool:
-    return any(key == ctconf.ENV for key, _ in conf.current.raw)
 
 
 def _checked(conf: Conf, name: str, value: str, guarded: bool) -> str:
