@@ -40,6 +40,8 @@ def set_options(vmid: str, words: list[str]) -> None:
         if not ctformat.known(name) or name in NEVER_SET:
             usage("set", name)
     check_parameters("set", values)
+    if len(given.get("digest", "")) > 64:
+        reject("set", {"digest": "value may only be 64 characters long"})
     deletes, reverts = (_listed("set", key, given.get(key, "")) for key in ("delete", "revert"))
     if not {*given} - {"digest"}:
         die("no options specified", 2)
