@@ -22,6 +22,7 @@ from deployer.steps.gpus_facts import PciFunction
 from deployer.steps.gpus_persist import claim_warnings
 from deployer.steps.gpus_refuse import foreign_driver, refuse_claimed, refuse_held, refuse_look
 from deployer.survey import Guest, Survey, candidates
+from deployer.survey_guest import gpu_nodes
 
 
 def findings(name: str, seen: Survey) -> list[Finding]:
@@ -29,6 +30,7 @@ def findings(name: str, seen: Survey) -> list[Finding]:
     found = [*_of_access(name, seen), *_of_driver(name, seen), *_of_gpus(name, seen)]
     for guest in seen.guests:
         found += _of_guest(name, seen, guest)
+    found += _shared(seen)
     return in_order(found)
 
 
@@ -181,3 +183,23 @@ def _of_guest(name: str, seen: Survey, guest: Guest) -> Iterator[Finding]:
         what = f"its driver libraries are {' and '.join(versions)}, the module is {loaded}"
         fix = f"install exactly {loaded} in it; `deploy up` does it where driver.install allows"
         yield Finding(Level.WARNING, where, what, fix)
+
+
+def _shared(seen: Survey) -> Iterator[Finding]:
+    """Nodes of GPUs that several containers name: they share its memory and its time."""
+    known = {f"/dev/nvidia{one.minor}": one.address for one in seen.gpus.functions}
+    users: dict[str, list[Guest]] = {}
+    for guest in seen.guests:
+        for path in () if guest.template else gpu_nodes(guest.seen):
+            users.setdefault(path, []).append(guest)
+    for path, guests in sorted(users.items()):
+        if len(guests) < 2:
+            continue
+        names = " and ".join(f"{one.vmid} ({one.seen.status or 'unknown'})" for one in guests)
+        what = f"containers {names} both" if len(guests) == 2 else f"containers {names} all"
+        yield Finding(
+            Level.WARNING,
+            known.get(path, path),
+            f"{what} have {path}: what one of them loads, the others lack of its memory",
+            "serve in one of them, and leave the GPU out of `gpus:` of the other",
+        )

@@ -330,6 +330,25 @@ def test_containers_that_are_not_well() -> None:
     assert "container 107" not in words
 
 
+def test_two_containers_that_share_a_gpu(tmp_path: Path) -> None:
+    """By a devN entry and by a raw mount; whether or not the driver tells which GPU it is."""
+    mount = "lxc.mount.entry: /dev/nvidia1 dev/nvidia1 none bind,optional,create=file\n"
+    made = (
+        guest(129, CONF + "dev0: /dev/nvidia0\ndev1: /dev/nvidia1\n"),
+        guest(130, CONF + "dev0: /dev/nvidiactl\n" + mount, "stopped"),
+        guest(131, CONF + "dev0: /dev/nvidia1\ntemplate: 1\n", "stopped"),
+    )
+    seen = machine(function(A, "nvidia", 0), function(B, "nvidia", 1), guests=made)
+    (one,) = (one for one in findings("kpro5", seen) if "both have" in one.what)
+    assert (one.level, one.where) == (Level.WARNING, B)
+    assert "containers 129 (running) and 130 (stopped) both have /dev/nvidia1" in one.what
+    text = text_of(seen)
+    assert set(loaded(tmp_path, text).hosts["kpro5"].containers) == {129, 130}
+    assert f'gpus: ["{B}"]' in text  # 130 has one of the two
+    unloaded = machine(function(A), function(B), guests=made)
+    assert "/dev/nvidia1" in [one.where for one in findings("kpro5", unloaded)]
+
+
 def test_words_are_made_harmless() -> None:
     assert scalar("RTX A6000") == "RTX A6000"
     assert scalar("no") == '"no"'
