@@ -224,6 +224,9 @@ def _edited(
         raw = lines[number - 1]
         text = raw.rstrip("\r\n")
         new = text
+        if several[0].span > 1:
+            left.append(f"{several[0].place} goes over {several[0].span} lines: edit it by hand")
+            continue
         for one in several:
             ids = kept_by_ids(one, functions)
             held = {name: keep[name] for name in ids if name in keep}

@@ -33,6 +33,8 @@ class BootSource:
     effect: str
     """takes|forbids|claims|tells"""
     why: str
+    span: int = 1
+    """Lines of the file that make up this one, by a backslash at their ends."""
 
     @property
     def place(self) -> str:
@@ -60,12 +62,28 @@ def _of_file(file: BootFile, functions: Mapping[str, str], boot: BootFacts) -> I
     path = file.path
     if path.rpartition("/")[2].startswith("deployer-gpus"):
         return
-    for number, raw in file.lines():
+    for number, raw, span in _joined(file):
         text = raw.strip()
         if not text or text.startswith(("#", ";")):
             continue
         for effect, why, shown in _of_line(path, text, functions, boot):
-            yield BootSource(path, number, shown, effect, why)
+            yield BootSource(path, number, shown, effect, why, span)
+
+
+def _joined(file: BootFile) -> Iterator[tuple[int, str, int]]:
+    """(number of the first, text, how many) of lines that go on behind a backslash."""
+    # To modprobe a comment goes on too; to the shell, which reads GRUB's files, it does not.
+    modprobe = "/modprobe.d/" in file.path
+    first, text, span = 0, "", 0
+    for number, raw in file.lines():
+        first, span = (first, span + 1) if span else (number, 1)
+        if raw.endswith("\\") and (modprobe or text or not raw.lstrip().startswith("#")):
+            text += raw[:-1]
+            continue
+        yield first, text + raw, span
+        text, span = "", 0
+    if span:
+        yield first, text, span
 
 
 def _of_line(

@@ -186,6 +186,22 @@ def test_a_kernel_command_line_stays_one_line() -> None:
     assert new == "root=ZFS=rpool/ROOT quiet\n"
 
 
+def test_a_line_that_goes_on_behind_a_backslash_is_seen_and_left() -> None:
+    text = (
+        "# x \\\nblacklist nouveau\noptions vfio-pci \\\n  disable_vga=1 ids=10de:2230\nsoftdep x\n"
+    )
+    seen = boot(V, text)
+    (one,) = found = sources(seen, A6000)
+    assert (one.place, one.effect, one.span) == (f"{V}:3", "takes", 2)
+    made = edits(seen, found, A6000, {})
+    assert made.changes == ()
+    assert made.left == (f"{V}:3 goes over 2 lines: edit it by hand",)
+    assert sources(boot(V, "# x \\\nblacklist nvidia\n"), A6000) == ()
+    grub = boot(GRUB, '# x \\\nGRUB_CMDLINE_LINUX="quiet \\\nvfio-pci.ids=10de:2230"\n')
+    assert [(one.line, one.effect) for one in sources(grub, A6000)] == [(2, "takes")]
+    assert sources(boot(V, "options vfio-pci ids=10de:2230 \\\n"), A6000)[0].span == 1
+
+
 def test_an_id_that_another_card_needs_stays_and_the_unit_does_it() -> None:
     text = "options vfio-pci ids=10de:2230\n"
     seen = boot(V, text)
