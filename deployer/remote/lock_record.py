@@ -167,7 +167,7 @@ def is_stale(record: LockRecord, me: Controller) -> str | None:
         return None
     if record.boot != me.boot:
         # Another boot proves a reboot only where the machine is known to be the same.
-        if not (record.machine == me.machine != "" and record.owner.endswith(f"@{me.host}")):
+        if not (record.machine == me.machine and record.owner.endswith(f"@{me.host}")):
             return None
         if not me.hardware & set(record.hardware.split()):
             return None

@@ -72,6 +72,7 @@ _l_inherit() {
   _l_read "$_l_lock"
   _l_first=$_l_holder _l_last=$_l_holder _l_old=
   while [ -n "$_l_last" ] && _l_dead "$_l_last"; do
+    case " $_l_old " in *" $_l_last "*) break ;; esac
     _l_heir=$_l_lock.heir.$_l_last
     if _l_link "$_l_heir"; then
       _l_read "$_l_lock"

@@ -248,6 +248,10 @@ def test_stale_only_if_proven(changes: dict[str, str], reason: str | None) -> No
 
 
 def test_nothing_is_proven_where_nothing_is_known() -> None:
+    bare = Controller("desk", "", "b1", "pid:[1]", hardware=frozenset({"card"}))
+    rebooted = dataclasses.replace(RECORD, machine="", boot="b0")
+    assert is_stale(rebooted, bare) == "desk has been rebooted since"
+    assert is_stale(rebooted, dataclasses.replace(bare, hardware=frozenset())) is None
     nobody = Controller("desk", "", "", "")
     assert is_stale(dataclasses.replace(RECORD, machine="", boot=""), nobody) is None
 
@@ -320,6 +324,9 @@ def test_a_heir_that_lives_is_named(transport: LocalTransport, path: str) -> Non
     with pytest.raises(errors.LockHeld, match="ann@laptop"):
         HostLock(RECORD, ME, path).acquire(transport)
     assert holder(transport, path).run_id == "dead"
+    Path(f"{path}.heir.dead").write_text("dead\nnonsense\n")
+    with pytest.raises(errors.LockHeld):
+        HostLock(RECORD, ME, path).acquire(transport)
     with pytest.raises(ValueError, match="not a run id"):
         acquire_prelude(RECORD, stale=["../x"])
 
