@@ -19,6 +19,7 @@ from deployer.errors import DocumentError, UsageError
 from deployer.names import did_you_mean, listed, shown
 from deployer.playbook import ArgValue, Playbook
 from deployer.sglang import compat
+from deployer.sglang.engineversion import engine_of
 from deployer.sglang.fit import (
     Machine,
     alternatives,
@@ -30,7 +31,6 @@ from deployer.sglang.fit import (
 from deployer.sglang.modelconfig import ConfigNotUnderstood, parse_config
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.mtphead import has_head, headless
-from deployer.sglang.resolved import engine_of
 from deployer.sglang.serveflags import ServeFlags
 from deployer.steps.venv_build import lock_pins
 from deployer.validation import validate

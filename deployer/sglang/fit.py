@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from deployer.playbook import ArgValue
+from deployer.sglang.engineversion import Engine, engine_of
 from deployer.sglang.memory import GIB, Pools, largest, no_request_fits, size
 from deployer.sglang.modelshape import ModelShape
-from deployer.sglang.resolved import Engine, Refusal, Resolved, engine_of, resolve
+from deployer.sglang.resolved import Refusal, Resolved, resolve
 from deployer.sglang.serveflags import ServeFlags
 from deployer.sglang.weights import (
     OtherCheckpoint,

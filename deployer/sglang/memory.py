@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from deployer.sglang.engineversion import Engine
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.pages import lacks_head_dim
-from deployer.sglang.resolved import Engine, Refusal, Resolved
+from deployer.sglang.resolved import Refusal, Resolved
 from deployer.sglang.serveflags import ServeFlags
 
 GIB = 1 << 30
@@ -55,7 +56,7 @@ def size(
 ) -> Pools:
     """The pools, as SGLang computes them. Raises Refusal with SGLang's error.
 
-    Before 0.5.14 a state cache too small for one request is sized without a word: `max_running`
+    Before 0.5.13 a state cache too small for one request is sized without a word: `max_running`
     is 0, and the worker dies afterwards (`no_request_fits` says how).
     """
     engine = resolved.engine
@@ -67,7 +68,7 @@ def size(
     states = intermediate = 0.0
     if shape.linear is not None:
         slot_bytes = shape.linear.slot_bytes(resolved.tp, resolved.ssm_dtype, resolved.conv_bytes)
-        share = _new_states if engine >= Engine.V0_5_14 else _old_states
+        share = _new_states if engine >= Engine.V0_5_13 else _old_states
         slots, states, intermediate = share(resolved, flags, rest, slot_bytes)
         rest -= states + intermediate
     if engine >= Engine.V0_5_14 and rest <= 0:
@@ -99,7 +100,7 @@ def size(
     running = _max_running(resolved, context, tokens, profiled)
     if slots is not None:
         running = min(running, slots // resolved.slots_per_request)
-        if running <= 0 and engine >= Engine.V0_5_14:
+        if running <= 0 and engine >= Engine.V0_5_13:
             raise no_request_fits(resolved, slots)
     return Pools(
         tokens=tokens,
@@ -224,7 +225,7 @@ def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
 def _old_states(
     resolved: Resolved, flags: ServeFlags, rest: float, slot: int
 ) -> tuple[int, float, float]:
-    """(slots, their GiB, GiB of intermediate states) before 0.5.23."""
+    """(slots, their GiB, GiB of intermediate states) before 0.5.13."""
     intermediate = 0.0
     if resolved.speculative is not None:
         # The requested number of requests counts, not the one that will run.
@@ -242,10 +243,10 @@ def _old_states(
 def _new_states(
     resolved: Resolved, flags: ServeFlags, rest: float, slot: int
 ) -> tuple[int, float, float]:
-    """(slots, their GiB, GiB of intermediate states) since 0.5.14; a padding slot since 0.5.18."""
+    """(slots, their GiB, GiB of intermediate states) since 0.5.13; a padding slot since 0.5.17."""
     asked = max(1, resolved.max_running) if resolved.max_running is not None else None
     drafts, each = resolved.draft_tokens, resolved.slots_per_request
-    padding = 1 if resolved.engine >= Engine.V0_5_18 else 0
+    padding = 1 if resolved.engine >= Engine.V0_5_17 else 0
     ratio = 0.9 if flags.mamba_ratio is None else flags.mamba_ratio
     budget = rest * ratio / (1 + ratio) * GIB
     if flags.mamba_slots is not None:
@@ -316,7 +317,7 @@ def _no_room_left(resolved: Resolved, before: float, after: float) -> Refusal:
 def no_request_fits(resolved: Resolved, slots: int) -> Refusal:
     """The state slots do not hold one request."""
     each = resolved.slots_per_request
-    if resolved.engine >= Engine.V0_5_14:
+    if resolved.engine >= Engine.V0_5_13:
         error = (
             "RuntimeError: Hybrid (mamba/linear-attention) state cache is too small to serve any "
             f"requests. max_mamba_cache_size={slots}, mamba_ratio={each}, resulting "

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from deployer.playbook import ArgValue
 from deployer.sglang.compat import parse_version
+from deployer.sglang.engineversion import Engine, engine_of
 from deployer.sglang.fit import Alternative, Fit, Machine, alternatives, evaluate
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.parsers import parsers_for
-from deployer.sglang.resolved import Engine, engine_of
 
 CONTEXTS = (32768, 16384, 8192, 4096)
 """Largest first; a model with a shorter context is asked for its own."""

@@ -1,16 +1,16 @@
 """What a SGLang version makes of the flags before it loads a model. Pure; sizes are MiB.
 
-Source: `server_args.py` of 0.5.9 to 0.5.18, `arg_groups/` of 0.5.20 and 0.5.23; the rules agree
-with SGLang's own code on the recorded cases (tests/fixtures/sglang-plan).
+Source: `server_args.py`, and `arg_groups/` where it exists, of every release from 0.5.9 to 0.5.23;
+the rules agree with SGLang's own code on the recorded cases (tests/fixtures/sglang-plan).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 
+from deployer.sglang.engineversion import Engine
+from deployer.sglang.memfraction import auto_fraction, band
 from deployer.sglang.modelshape import DTYPE_BYTES, ModelShape
 from deployer.sglang.pages import has_extra_buffer, page_size
 from deployer.sglang.serveflags import ServeFlags
@@ -18,41 +18,8 @@ from deployer.sglang.serveflags import ServeFlags
 EAGLE = frozenset({"NEXTN", "EAGLE", "EAGLE3", "STANDALONE"})
 DEFAULT_SPECULATIVE_RUNNING = 48
 TRUE = ("1", "true", "yes", "y")
-PIECEWISE_OFF = frozenset({"Qwen3NextForCausalLM", "BailingMoeV2_5ForCausalLM"})
-NEW_GRAPHS_OFF = frozenset({"KimiLinearForCausalLM"})
-"""Since 0.5.18; its other graphs capture what PIECEWISE_OFF names."""
-PREFILL_GRAPH_VISION = frozenset(
-    {
-        "Qwen3_5ForConditionalGeneration",
-        "Qwen3_5MoeForConditionalGeneration",
-        "KimiK25ForConditionalGeneration",
-        "Cohere2VisionForConditionalGeneration",
-        "PaddleOCRVLForConditionalGeneration",
-    }
-)
-"""Vision models that keep the captured prefill in 0.5.23."""
-
-
 HOPPER_VISION = frozenset({"qwen3_vl", "qwen3_vl_moe"})
 """arg_groups/model_overrides/qwen3_vl.py of 0.5.20 and 0.5.23."""
-
-
-class Engine(IntEnum):
-    """Versions whose arithmetic was read; each stands for itself and those up to the next."""
-
-    V0_5_9 = 9
-    V0_5_10 = 10
-    V0_5_11 = 11
-    """Of 0.5.12 too: its functions are the same."""
-    V0_5_14 = 14
-    """Of 0.5.15 too. 0.5.16 has the same pools, and graphs of another kind for vision models."""
-    V0_5_18 = 18
-    V0_5_20 = 20
-    V0_5_23 = 23
-
-
-SAME = {12: Engine.V0_5_11, 15: Engine.V0_5_14}
-"""Releases that were read and compute as an older one."""
 
 
 class Refusal(Exception):
@@ -92,19 +59,6 @@ class Resolved:
     """What SGLang does by itself, in words."""
 
 
-def engine_of(version: str) -> tuple[Engine, str]:
-    """The arithmetic for this version, and a warning ("" when this very version was read)."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
-    patch = numbers[2] if len(numbers) == 3 and numbers[:2] == (0, 5) else None
-    if patch is None:
-        patch = 0 if numbers < (0, 5, 9) else 10**6
-    known = [engine for engine in Engine if engine <= patch]
-    engine = known[-1] if known else Engine.V0_5_9
-    if patch == engine or SAME.get(patch) == engine:
-        return engine, ""
-    return engine, f"SGLang {version} was not read: computed as 0.5.{int(engine)}"
-
-
 def resolve(
     engine: Engine,
     shape: ModelShape,
@@ -120,11 +74,11 @@ def resolve(
     env = env or {}
     changes: list[str] = []
     _check_context(shape, flags, env)
-    if engine >= Engine.V0_5_18 and shape.mla is not None and shape.mla.index_dim:
+    if engine >= Engine.V0_5_17 and shape.mla is not None and shape.mla.index_dim:
         raise Refusal(
             "the sparse-attention index of this version is not covered by this arithmetic",
             "deploy fit",
-            "trust the server's own figures; up to 0.5.15 they can be computed",
+            "trust the server's own figures; up to 0.5.16 they can be computed",
         )
     speculative = "EAGLE" if flags.speculative == "NEXTN" else flags.speculative
     draft_tokens = _draft_tokens(shape, flags, changes)
@@ -137,10 +91,10 @@ def resolve(
     if shape.hybrid:
         radix, overlap, extra = _hybrid(engine, shape, flags, overlap, changes)
     page = page_size(engine, shape, flags, capability, radix and not extra)
-    chunk, graph = _band(engine, gpu_mib, flags)
+    chunk, graph = band(engine, gpu_mib, flags)
     fraction = flags.mem_fraction
     if fraction is None:
-        fraction = _auto_fraction(engine, shape, flags, gpu_mib, chunk, graph)
+        fraction = auto_fraction(engine, shape, flags, gpu_mib, chunk, graph)
     return Resolved(
         engine=engine,
         tp=flags.tp,
@@ -221,7 +175,7 @@ def _overlap(engine: Engine, flags: ServeFlags, env: Mapping[str, str]) -> bool:
     given = env.get("SGLANG_ENABLE_SPEC_V2", "").lower()
     if engine <= Engine.V0_5_10:
         return given in TRUE
-    if engine == Engine.V0_5_11 and given in ("0", "false", "no"):
+    if engine <= Engine.V0_5_13 and given in ("0", "false", "no"):
         return False
     return not flags.no_overlap and (flags.topk or 1) == 1
 
@@ -241,6 +195,12 @@ def _hybrid(
         if engine >= Engine.V0_5_14:
             text = f"extra_buffer is not supported for {shape.architecture}; use no_buffer."
         raise Refusal(f"AssertionError: {text}", "ServerArgs", "leave the mamba strategy out")
+    if strategy == "extra_buffer_lazy" and flags.speculative and engine < Engine.V0_5_17:
+        raise Refusal(
+            "AssertionError: extra_buffer_lazy unsupported with spec.",
+            "ServerArgs",
+            "mamba-radix-cache-strategy: extra_buffer",
+        )
     if engine >= Engine.V0_5_14:
         if strategy == "auto" and radix:
             paged = (flags.page_size or 1) > 1
@@ -255,12 +215,13 @@ def _hybrid(
                 "leave mamba-radix-cache-strategy out, or set disable-overlap-schedule: true",
             )
         return radix, overlap, radix and strategy.startswith("extra_buffer")
-    if strategy == "extra_buffer":
+    if strategy.startswith("extra_buffer"):
         if not radix and engine >= Engine.V0_5_10:
+            stop = "." if engine >= Engine.V0_5_13 else ""
             raise Refusal(
-                "ValueError: mamba extra_buffer is not compatible with --disable-radix-cache "
-                "Overlap scheduling is already supported with no_buffer + disable_radix_cache. "
-                "Please use --mamba-scheduler-strategy no_buffer instead.",
+                "ValueError: mamba extra_buffer is not compatible with --disable-radix-cache"
+                f"{stop} Overlap scheduling is already supported with no_buffer + "
+                "disable_radix_cache. Please use --mamba-scheduler-strategy no_buffer instead.",
                 "ServerArgs",
                 "leave out one of mamba-scheduler-strategy and disable-radix-cache",
             )
@@ -295,93 +256,6 @@ def _slots_per_request(
     if flags.strategy == "extra_buffer_lazy":
         return 4
     return 5 if overlap else 4
-
-
-def _band(engine: Engine, gpu_mib: int, flags: ServeFlags) -> tuple[int, int]:
-    """(chunked prefill tokens, largest captured batch) for this card, unless given."""
-    many = flags.tp >= 4
-    newest = engine >= Engine.V0_5_20
-    if gpu_mib < 20 * 1024:
-        chunk, graph = 2048, 8
-    elif gpu_mib < 35 * 1024:
-        chunk, small, large = (4096, 48, 160) if newest else (2048, 24, 80)
-        graph = large if many else small
-    elif gpu_mib < 60 * 1024:
-        chunk, graph = 4096, 160 if many else 32
-    elif gpu_mib < 160 * 1024:
-        chunk, graph = 8192, 512 if many else 256
-    else:
-        chunk, graph = 16384, 512
-    if engine >= Engine.V0_5_23 and flags.max_running is not None:
-        graph = min(graph, flags.max_running)
-    return flags.chunked_prefill or chunk, flags.graph_max_bs or graph
-
-
-def _auto_fraction(
-    engine: Engine, shape: ModelShape, flags: ServeFlags, gpu_mib: int, chunk: int, graph: int
-) -> float:
-    tokens = max(chunk if chunk > 0 else flags.max_prefill, 2048)
-    reserved = 512 + 1.5 * tokens + flags.tp / 8 * 1024
-    if engine < Engine.V0_5_18 or not flags.no_graph:
-        reserved += 2 * graph
-    reserved += _graph_tokens_mib(engine, shape, flags, chunk)
-    if gpu_mib > 60 * 1024:
-        reserved = max(reserved, 10 * 1024)
-    if flags.speculative and engine < Engine.V0_5_14:
-        if flags.speculative == "STANDALONE":
-            reserved += 6144
-        elif flags.speculative != "NGRAM":
-            reserved += 2048 if engine == Engine.V0_5_9 else 4096
-    fraction = round((gpu_mib - reserved) / gpu_mib, 3)
-    if shape.vision is None or not shape.multimodal:
-        return fraction
-    size = shape.vision.layers_field * shape.vision.hidden**2 / (24 * 1024**2)
-    return fraction * (0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (size - 1.0))))
-
-
-def _graph_tokens_mib(engine: Engine, shape: ModelShape, flags: ServeFlags, chunk: int) -> float:
-    """What is set aside for the captured prefill."""
-    if engine == Engine.V0_5_9:
-        if not flags.piecewise:
-            return 0.0
-        return 8.0 * _captured_sizes(2048 if shape.mla else chunk)
-    if engine >= Engine.V0_5_14:
-        newest = engine > Engine.V0_5_14
-        kept = PREFILL_GRAPH_VISION if newest else {"Cohere2VisionForConditionalGeneration"}
-        vision = shape.multimodal and shape.architecture not in kept
-        vision = vision or shape.architecture in (NEW_GRAPHS_OFF if newest else PIECEWISE_OFF)
-        off = flags.no_graph or flags.no_prefill_graph or flags.no_piecewise or vision
-        widest = min(8192, chunk) if engine >= Engine.V0_5_23 else 2048
-        largest = widest if shape.mla else chunk
-    else:
-        off = flags.no_piecewise or flags.torch_compile or shape.multimodal
-        off = off or shape.architecture in PIECEWISE_OFF
-        off = off or (engine == Engine.V0_5_10 and flags.speculative is not None)
-        off = off or (shape.quantization is not None and shape.quantization.method == "gguf")
-        off = off or (shape.mla is not None and shape.mla.index_dim > 0)
-        largest = 2048 if shape.mla else chunk
-    if off:
-        return 0.0
-    if shape.mla is not None:
-        return 1536.0
-    if flags.max_total_tokens is not None:
-        largest = min(largest, flags.max_total_tokens)
-    if engine == Engine.V0_5_14 and flags.context_length is not None:
-        largest = min(largest, flags.context_length)
-    return 8.0 * _captured_sizes(largest)
-
-
-def _captured_sizes(largest: int) -> int:
-    """How many token counts are captured up to `largest`."""
-    sizes = [
-        *range(4, 33, 4),
-        *range(48, 257, 16),
-        *range(288, 513, 32),
-        *range(576, 1025, 64),
-        *range(1280, 4097, 256),
-        *range(4608, largest + 1, 512),
-    ]
-    return sum(1 for size in sizes if size <= largest)
 
 
 def _kv_bytes(shape: ModelShape, flags: ServeFlags, capability: tuple[int, int] | None) -> int:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from deployer.deployment import Deployment
 from deployer.model import Facts
+from deployer.sglang.engineversion import engine_of
 from deployer.sglang.fit import Fit, Machine, evaluate, gpu_of, load_of
 from deployer.sglang.modelconfig import ConfigNotUnderstood, parse_config
-from deployer.sglang.resolved import engine_of
 from deployer.sglang.serveflags import ServeFlags
 from deployer.state import Manifest
 from deployer.steps.driver_facts import HostSmi

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from deployer.sglang.engineversion import Engine, engine_of
 from deployer.sglang.fit import gpu_of
 from deployer.sglang.memory import GIB, Pools, largest, size
 from deployer.sglang.modelconfig import shape_of
 from deployer.sglang.modelshape import ModelShape
-from deployer.sglang.resolved import Engine, Refusal, engine_of, resolve
+from deployer.sglang.resolved import Refusal, resolve
 from deployer.sglang.serveflags import ServeFlags, token_count
 from deployer.sglang.weights import estimate
 
@@ -260,13 +261,63 @@ def test_versions_that_were_not_read_are_told() -> None:
     assert engine_of("0.5.11") == (Engine.V0_5_11, "")
     assert engine_of("0.5.10.post1") == (Engine.V0_5_10, "")
     assert engine_of("0.5.12.post1") == (Engine.V0_5_11, "")
-    assert engine_of("0.5.15.post1") == (Engine.V0_5_14, "")
-    assert "0.5.16 was not read" in engine_of("0.5.16")[1]
-    engine, warning = engine_of("0.5.19")
-    assert engine is Engine.V0_5_18
-    assert "0.5.19 was not read" in warning
+    assert engine_of("0.5.15.post1") == (Engine.V0_5_15, "")
+    assert engine_of("0.5.19") == (Engine.V0_5_18, "")
+    assert engine_of("0.5.21") == (Engine.V0_5_20, "")
+    assert not any(engine_of(f"0.5.{patch}")[1] for patch in range(9, 24))
+    engine, warning = engine_of("0.5.24")
+    assert engine is Engine.V0_5_23
+    assert "0.5.24 was not read" in warning
     assert engine_of("0.6.0")[0] is Engine.V0_5_23
     assert engine_of("0.5.8")[0] is Engine.V0_5_9
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "after", "slots", "left", "running"),
+    [
+        ("0.5.13", EXTRA, 20.86, 39, 10.477052, 7),
+        ("0.5.16", "", 18.04, 32, 8.445596, 6),
+        ("0.5.17", "", 18.04, 29, 8.588967, 5),
+        ("0.5.22", "", 18.04, 29, 8.491311, 5),
+    ],
+)
+def test_states_between_the_versions_of_the_tables(
+    version: str, words: str, after: float, slots: int, left: float, running: int
+) -> None:
+    """`_handle_max_mamba_cache` of each wheel was run: slots, and GiB that it leaves for KV."""
+    pools = plan(version, EXAMPLE + NEXTN + words, 46.5, after)
+    assert (pools.slots, pools.max_running) == (slots, running)
+    assert pools.tokens == int(left * GIB) // 32_768
+
+
+@pytest.mark.parametrize(
+    ("version", "words", "mib"),
+    [
+        # What is set aside for graphs, in MiB; graphs that are off take nothing since 0.5.15.
+        ("0.5.14", "--tp 2 --disable-cuda-graph", 64),
+        ("0.5.15", "--tp 2 --disable-cuda-graph", 0),
+        # A vision model of these has its prefill captured since 0.5.16.
+        ("0.5.15", "--tp 2", 64),
+        ("0.5.16", "--tp 2", 64 + 8 * 50),
+        # A given context bounded what is captured up to 0.5.16; small batches since 0.5.22.
+        ("0.5.16", "--tp 2 --context-length 1024", 64 + 8 * 36),
+        ("0.5.17", "--tp 2 --context-length 1024", 64 + 8 * 50),
+        ("0.5.20", "--tp 2 --max-running-requests 10", 64 + 8 * 50),
+        ("0.5.22", "--tp 2 --max-running-requests 10", 20 + 8 * 50),
+    ],
+)
+def test_what_graphs_take_of_the_fraction(version: str, words: str, mib: int) -> None:
+    flags = ServeFlags.from_argv(words.split())
+    fraction = resolve(engine_of(version)[0], model(), flags, A6000).mem_fraction
+    reserved = 512 + 1.5 * 4096 + 256 + mib
+    assert fraction == pytest.approx(round((A6000 - reserved) / A6000, 3) * 0.92477, abs=1e-4)
+
+
+def test_lazy_buffers_with_drafts_came_with_0_5_17() -> None:
+    words = EXAMPLE + NEXTN + " --mamba-radix-cache-strategy extra_buffer_lazy"
+    assert plan("0.5.17", words, 46.5, 18.04).slots_per_request == 4
+    with pytest.raises(Refusal, match="unsupported with spec"):
+        plan("0.5.16", words, 46.5, 18.04)
 
 
 def test_flags_by_their_aliases() -> None:
