@@ -7,17 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deployer import crosscheck
+from deployer import crosscheck, crosscheck_nodes, crosscheck_playbook
+from deployer.catalog_files import (
+    expanded,
+    inventory_files,
+    lock_of,
+    with_absolute_package,
+    with_absolute_paths,
+)
 from deployer.deployment import Deployment, Node, Peer, worker_url
 from deployer.document import Document, load, read_text
-from deployer.errors import DocumentError, UsageError
+from deployer.errors import UsageError
 from deployer.inventory import DeploymentEntry, Host, InventoryFile, Ssh
 from deployer.names import did_you_mean, like, listed, same_url, shown
 from deployer.playbook import Playbook
 from deployer.validation import validate
 
-MAX_LOCK_BYTES = 4 * 1024 * 1024
-"""A full lock with the hashes of all wheels has some 500 kB."""
 MAX_KEY_BYTES = 64 * 1024
 _PUBLIC_KEY = re.compile(r"^(ssh|ecdsa|sk-ssh|sk-ecdsa)-[A-Za-z0-9@.-]+ [A-Za-z0-9+/=]{16,}( .*)?$")
 
@@ -52,7 +57,7 @@ class Catalog:
         """
         hosts: dict[str, Host] = {}
         documents: dict[str, Document] = {}
-        for path in _files(inventory_dir):
+        for path in inventory_files(inventory_dir):
             document = load(path)
             for name, host in validate(document, InventoryFile).hosts.items():
                 if name in hosts:
@@ -64,7 +69,7 @@ class Catalog:
                         key=True,
                     )
                 crosscheck.check_host(document, name, host)
-                hosts[name] = _with_absolute_paths(host, inventory_dir.resolve())
+                hosts[name] = with_absolute_paths(host, inventory_dir.resolve())
                 documents[name] = document
         return cls(inventory_dir, hosts, documents)
 
@@ -139,9 +144,9 @@ class Catalog:
                 )
             document = load(path)
             playbook = validate(document, Playbook)
-            crosscheck.check_playbook(document, playbook)
-            playbook = _with_absolute_package(playbook, self.playbook_dir)
-            self._playbooks[name] = LoadedPlaybook(document, playbook, _lock(document, playbook))
+            crosscheck_playbook.check_playbook(document, playbook)
+            playbook = with_absolute_package(playbook, self.playbook_dir)
+            self._playbooks[name] = LoadedPlaybook(document, playbook, lock_of(document, playbook))
         return self._playbooks[name]
 
     def _listed(self) -> str:
@@ -188,7 +193,7 @@ class Catalog:
         )
         crosscheck.check_variant(deployment, document)
         if deployment.node is not None:
-            crosscheck.check_node(deployment, document)
+            crosscheck_nodes.check_node(deployment, document)
         known = [rung.name for rung in loaded.playbook.variants]
         if variant and variant not in known:
             raise UsageError(
@@ -284,7 +289,7 @@ class Catalog:
         if named is None:
             return ""
         document = self.documents[host_name]
-        path = document.path.parent / _expanded(named)
+        path = document.path.parent / expanded(named)
         if not path.exists():
             return None
         text = read_text(path, MAX_KEY_BYTES)
@@ -351,99 +356,3 @@ def _drained(entry: DeploymentEntry, playbook: Playbook) -> Playbook:
         return playbook
     stop = playbook.stop.model_copy(update={"drain_s": entry.replica.drain_s})
     return playbook.model_copy(update={"stop": stop})
-
-
-def _files(inventory_dir: Path) -> list[Path]:
-    """The inventory's files by name. Raises UsageError when there is nothing to read."""
-    make = "make one with `deploy init USER@HOST` or by `deploy help inventory`; or name it: -i DIR"
-    if not inventory_dir.exists():
-        raise UsageError("there is no such inventory folder", where=shown(inventory_dir), fix=make)
-    if not inventory_dir.is_dir():
-        raise UsageError(
-            "the inventory must be a folder, this is a file",
-            where=shown(inventory_dir),
-            fix=f"-i {shown(inventory_dir.parent)}",
-        )
-    try:
-        files = sorted(
-            path
-            for path in inventory_dir.iterdir()
-            if path.suffix in (".yaml", ".yml") and not path.name.startswith(".")
-        )
-    except OSError as error:
-        raise UsageError(
-            f"the inventory folder cannot be read: {error.strerror}",
-            where=shown(inventory_dir),
-            fix="check its permissions",
-        ) from error
-    if not files:
-        raise UsageError(
-            "the inventory folder has no *.yaml file", where=shown(inventory_dir), fix=make
-        )
-    return files
-
-
-def _lock(document: Document, playbook: Playbook) -> str:
-    """The text of the engine lock that the playbook names."""
-    path = document.path.parent / Path(playbook.engine.lock).expanduser()
-    if not path.exists():
-        raise document.error(
-            ("engine", "lock"),
-            f"engine.lock: there is no file {shown(path)}",
-            fix="correct the name, or make one: `deploy help lock` prints a sample",
-        )
-    text = read_text(path, MAX_LOCK_BYTES)
-    if not any(line.strip() and not line.strip().startswith("#") for line in text.splitlines()):
-        raise DocumentError(
-            "the lock names no package", where=shown(path), fix="`deploy help lock` prints a sample"
-        )
-    return text
-
-
-def _with_absolute_paths(host: Host, folder: Path) -> Host:
-    """`host` with its ssh files as absolute paths."""
-    containers = {
-        vmid: container.model_copy(update={"ssh": _absolute(container.ssh, folder)})
-        if container.ssh
-        else container
-        for vmid, container in host.containers.items()
-    }
-    return host.model_copy(update={"ssh": _absolute(host.ssh, folder), "containers": containers})
-
-
-def _with_absolute_package(playbook: Playbook, folder: Path) -> Playbook:
-    """`playbook` with its driver package of this machine as an absolute path."""
-    package = playbook.driver.package
-    if package is None or package.local is None:
-        return playbook
-    path = str(_from(folder, _expanded(package.local)))
-    driver = playbook.driver.model_copy(
-        update={"package": package.model_copy(update={"local": path})}
-    )
-    return playbook.model_copy(update={"driver": driver})
-
-
-def _absolute(ssh: Ssh, folder: Path) -> Ssh:
-    files = {"identity_file": ssh.identity_file, "known_hosts": ssh.known_hosts}
-    return ssh.model_copy(
-        update={
-            key: str(_from(folder, _expanded(value)))
-            for key, value in files.items()
-            if value is not None
-        }
-    )
-
-
-def _from(folder: Path, path: Path) -> Path:
-    """`path` as seen from `folder`, which has no link in it: `..` at its head is gone."""
-    while path.parts[:1] == ("..",):
-        folder, path = folder.parent, Path(*path.parts[1:])
-    return folder / path
-
-
-def _expanded(path: str) -> Path:
-    """`path` with `~`; a user that is not known leaves it as it is."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from deployer import crosscheck
+from deployer import crosscheck_playbook
 from deployer.catalog import Catalog
 from deployer.cli.fit_host import Seen, fullest_gpu
 from deployer.cli.fit_report import Answer, document, lines
@@ -209,7 +209,7 @@ def _playbook(options: Options, name: str) -> tuple[Path, Playbook]:
         )
     loaded = load(path)
     playbook = validate(loaded, Playbook)
-    crosscheck.check_playbook(loaded, playbook)
+    crosscheck_playbook.check_playbook(loaded, playbook)
     return path, playbook
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from deployer import crosscheck, hub
+from deployer import crosscheck_playbook, hub
 from deployer.catalog import Catalog
 from deployer.cli.fit_host import Seen, fullest_of
 from deployer.cli.options import Options
@@ -72,7 +72,7 @@ def write_playbook(options: Options, model: str, word: str, target: Path) -> Pat
     draft = _draft(name, playbook, manifest, shape, seen, len(want.gpus))
     text = playbook_text(draft)
     document = parse(target, text)
-    crosscheck.check_playbook(document, validate(document, Playbook))
+    crosscheck_playbook.check_playbook(document, validate(document, Playbook))
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("x", encoding="utf-8") as stream:
         stream.write(text)

@@ -111,7 +111,7 @@ def pair(catalog: Catalog, source: str, destination: str) -> tuple[Deployment, D
 
 
 def _one(catalog: Catalog, word: str, name: str) -> Deployment:
-    from deployer.crosscheck import refuse_nodes
+    from deployer.crosscheck_nodes import refuse_nodes
 
     host_name, slash, _ = word.partition("/")
     if not slash and name and name in catalog.host(host_name).deployments:

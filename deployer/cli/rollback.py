@@ -13,7 +13,7 @@ from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, complete_target
 from deployer.cli.output import print_json
 from deployer.cli.plain import printable
-from deployer.crosscheck import refuse_nodes
+from deployer.crosscheck_nodes import refuse_nodes
 from deployer.errors import DeployError, Unreachable, UsageError
 from deployer.rollback import RollBack, made_of, then
 from deployer.rollback_choice import choices, choose

@@ -17,7 +17,7 @@ from deployer.cli.output import Output, print_json
 from deployer.cli.plan import plan_document, print_results
 from deployer.cli.report import error_dict, print_error
 from deployer.cli.summary import print_summary
-from deployer.crosscheck import refuse_nodes
+from deployer.crosscheck_nodes import refuse_nodes
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
 from deployer.errors import DeployError, UsageError

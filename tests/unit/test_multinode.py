@@ -32,7 +32,7 @@ from deployer import multinode_launch, multinode_node
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
 from deployer.cli.up import _by_server, _units
-from deployer.crosscheck import refuse_nodes
+from deployer.crosscheck_nodes import refuse_nodes
 from deployer.deployment import Deployment, Node
 from deployer.engine import Outcome
 from deployer.errors import (
