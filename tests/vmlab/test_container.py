@@ -71,10 +71,10 @@ def test_an_empty_file_in_place_of_a_node_is_found_and_replaced(world: World) ->
     assert world.inside(": </dev/nvidia-uvm").exit == 0
     world.machine.sh("nvidia-modprobe -u -c 0").ok()
 
-    done = world.up("one", "container")
+    done = world.up("one", "container", "--jsonl")
 
     assert done.exit == 0, done
-    assert "/dev/nvidia-uvm" in done.said and "not a device" in done.said, done
+    assert "/dev/nvidia-uvm" in done.out and "not a device" in done.out, done
     assert world.nodes_inside() == right_nodes(world)
     assert world.cuda_inside() == 0
 
@@ -114,11 +114,11 @@ def test_libraries_of_another_version_are_found_and_replaced(world: World) -> No
     smi = world.inside("nvidia-smi -L")
     assert smi.exit == 18 and "Driver/library version mismatch" in smi.out
 
-    done = world.up("one", "driver")
+    done = world.up("one", "driver", "--jsonl")
 
     assert done.exit == 0, done
-    assert f"{OTHER_VERSION}, not {VERSION}" in done.said, done
-    assert "install driver libraries" in done.said, done
+    assert f"{OTHER_VERSION}, not {VERSION}" in done.out, done
+    assert "install driver libraries" in done.out, done
     assert world.inside("nvidia-smi -L").exit == 0
     assert world.cuda_inside() == 0
     folder = "/usr/lib/x86_64-linux-gnu"

@@ -221,9 +221,9 @@ class World:
         program = str(Path(sys.executable).parent / "deploy")
         return [program, "-i", str(self.folder / "inventory"), *words]
 
-    def up(self, name: str, step: str, limit_s: float = 400) -> Answer:
-        """`deploy up kpro5/NAME --only STEP --yes`."""
-        return self.deploy("up", f"kpro5/{name}", "--only", step, "--yes", limit_s=limit_s)
+    def up(self, name: str, step: str, *words: str, limit_s: float = 400) -> Answer:
+        """`deploy up kpro5/NAME --only STEP --yes WORDS`."""
+        return self.deploy("up", f"kpro5/{name}", "--only", step, "--yes", *words, limit_s=limit_s)
 
     def driver(self, address: str) -> str:
         """The driver that a PCI function is bound to, '' when none."""
