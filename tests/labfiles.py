@@ -11,7 +11,7 @@ BOTH = ("kpro5", "kpro6")
 HOSTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("driver", "lab", "rollback_lab", "story", "up_faults", "up_path"), ("kpro5",)),
     **dict.fromkeys(("hostile_values", "kill", "locks"), ("kpro6",)),
-    **dict.fromkeys(("create_lab", "gc_lab", "init"), ("kpro5",)),
+    **dict.fromkeys(("gc_lab", "init"), ("kpro5",)),
     "migrate_lab": BOTH,
 }
 """tests/container/test_NAME.py -> its hosts."""

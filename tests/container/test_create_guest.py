@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import Lab, Machine, eventually
-from project import BUILD, Project, pristine
+from clones import OPTIONS
+from lab import LAB, ROOT, Machine, eventually, run
+from project import BUILD, Project
 
 pytestmark = [pytest.mark.container, pytest.mark.long]
 
+PREFIX = "deployer-create-"
 CREATE: dict[str, Any] = {
     "template": "local:vztmpl/lab.tar",
     "storage": "local",
@@ -39,22 +41,29 @@ tar --exclude=./etc/ssh/ssh_host_'*' --exclude=./root/.ssh --exclude=./etc/lab/f
 
 
 class Box:
-    """A project with container 130 on kpro5, whose host has a template and a stopped 129."""
+    """A host of its own with a template and a stopped 129, and an inventory that wants 130."""
 
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self.host, _ = pristine(lab)
-        self.host.sh(TEMPLATE, timeout_s=120).ok()
-        self.new = Machine("kpro5", 130)
+    def __init__(self, folder: Path) -> None:
+        self.host = Machine("kpro5", prefix=PREFIX)
+        self.host.sh(TEMPLATE, timeout_s=240).ok()
+        self.new = Machine("kpro5", 130, PREFIX)
         self.project = Project(folder)
-        known = folder / "known_hosts"
-        lines = (BUILD / "known_hosts").read_text().splitlines(keepends=True)
-        known.write_text("".join(line for line in lines if ":22125 " not in line))
-        self.entry = self.project.hosts["kpro5"]["containers"].pop(129)
-        self.project.hosts["kpro5"]["ssh"]["known_hosts"] = str(known)
-        self.entry["ssh"]["known_hosts"] = str(known)
-        self.project.hosts["kpro5"]["containers"][130] = self.entry
-        self.project.hosts["kpro5"]["deployments"]["tiny"]["container"] = 130
+        ports = {inside: port_of(inside) for inside in (22, 2222)}
+        self.known = folder / "known_hosts"
+        public = (BUILD / "keys/kpro5/host/ssh_host_ed25519_key.pub").read_text().split()
+        self.line = f"[127.0.0.1]:{ports[22]} {public[0]} {public[1]}\n"
+        self.forget()
+        described = self.project.hosts["kpro5"]
+        self.entry = described["containers"].pop(129)
+        for part, port in ((described, ports[22]), (self.entry, ports[2222])):
+            part["ssh"].update(port=port, known_hosts=str(self.known))
+        described["containers"][130] = self.entry
+        described["deployments"]["tiny"]["container"] = 130
         self.want()
+
+    def forget(self) -> None:
+        """Only the host's key is known."""
+        self.known.write_text(self.line)
 
     def want(self, **changes: Any) -> None:
         """Writes the inventory with these changes of `create`."""
@@ -83,13 +92,36 @@ class Box:
         self.host.sh("pct stop 130; pct destroy 130", timeout_s=30).ok()
 
 
+def port_of(inside: int) -> int:
+    """Where a port of the host is published."""
+    said = run(["docker", "port", f"{PREFIX}kpro5", f"{inside}/tcp"]).ok().out
+    return int(said.splitlines()[0].rsplit(":", 1)[1])
+
+
 @pytest.fixture(scope="module")
-def box(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
-    made = Box(lab, tmp_path_factory.mktemp("create"))
-    for step in ("driver", "gpus"):
-        made.project.deploy("up", "kpro5", "--only", step, "--yes").ok()
-    yield made
-    lab.reset("kpro5")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
+    if run(["docker", "version"]).exit != 0:
+        pytest.skip("no Docker here")
+    name, context = f"{PREFIX}kpro5", ROOT / "docker"
+    if run(["docker", "image", "inspect", "deployer-lab-guest"]).exit != 0:
+        run(["sh", str(LAB), "setup"], timeout_s=900).ok()
+    # From this checkout, whatever the lab runs.
+    build = ["docker", "build", "-q", "-t", f"{PREFIX}host", "-f", str(context / "host/Dockerfile")]
+    run([*build, str(context)], timeout_s=600).ok()
+    run(["docker", "rm", "-f", "-v", name])
+    keys = f"{BUILD}/keys/kpro5:/etc/lab/keys:ro"
+    begin = ["docker", "run", "-d", "--name", name, "--hostname", "kpro5", "-v", keys, *OPTIONS]
+    try:
+        run([*begin, f"{PREFIX}host"], timeout_s=120).ok()
+        ready = ["docker", "exec", name, "test", "-e", "/run/lab/ready"]
+        eventually(lambda: run(ready).exit == 0, "the host has booted", 120)
+        made = Box(tmp_path_factory.mktemp("create"))
+        for step in ("driver", "gpus"):
+            made.project.deploy("up", "kpro5", "--only", step, "--yes").ok()
+        yield made
+    finally:
+        run(["docker", "rm", "-f", "-v", name], timeout_s=120)
+        run(["docker", "image", "rm", f"{PREFIX}host"])
 
 
 @pytest.mark.parametrize(
@@ -132,7 +164,7 @@ def test_it_is_made_started_and_reached_by_its_own_key(box: Box) -> None:
     assert "dev0: /dev/nvidia0,mode=0666\n" in conf.partition("\n[")[0]
     assert box.new.sh("hostname").ok().out == "sglang-new\n"
     assert box.new.sh("stat -c %F /dev/nvidia0").ok().out == "character special file\n"
-    known = (box.project.folder / "known_hosts").read_text()
+    known = box.known.read_text()
     assert box.new.read("/etc/ssh/ssh_host_ed25519_key.pub").split()[1] in known
     again = box.project.deploy("up", "kpro5", "--only", "container", "--yes").ok()
     assert "create container" not in again.out
@@ -141,13 +173,7 @@ def test_it_is_made_started_and_reached_by_its_own_key(box: Box) -> None:
 @pytest.mark.parametrize("also", [False, True], ids=["here", "pct-too"])
 def test_killed_in_the_middle_and_repeated(box: Box, also: bool) -> None:
     box.destroy()
-    (box.project.folder / "known_hosts").write_text(
-        "".join(
-            line
-            for line in (box.project.folder / "known_hosts").read_text().splitlines(keepends=True)
-            if ":22125" not in line
-        )
-    )
+    box.forget()
     begun = box.begin()
     try:
         eventually(box.unpacking, "pct unpacks the template", 60)
