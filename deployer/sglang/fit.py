@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from deployer.playbook import ArgValue
 from deployer.sglang.engineversion import Engine, engine_of
-from deployer.sglang.memory import GIB, Pools, largest, no_request_fits, size
+from deployer.sglang.memory import Pools, largest, size
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.resolved import Refusal, Resolved, resolve
 from deployer.sglang.serveflags import ServeFlags
+from deployer.sglang.statepool import GIB, no_request_fits
 from deployer.sglang.weights import (
     OtherCheckpoint,
     Tensors,

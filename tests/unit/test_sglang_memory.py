@@ -11,11 +11,12 @@ import pytest
 
 from deployer.sglang.engineversion import Engine, engine_of
 from deployer.sglang.fit import gpu_of
-from deployer.sglang.memory import GIB, Pools, largest, size
+from deployer.sglang.memory import Pools, largest, size
 from deployer.sglang.modelconfig import shape_of
 from deployer.sglang.modelshape import ModelShape
 from deployer.sglang.resolved import Refusal, resolve
 from deployer.sglang.serveflags import ServeFlags, token_count
+from deployer.sglang.statepool import GIB
 from deployer.sglang.weights import estimate
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "sglang-plan"
