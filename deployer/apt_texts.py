@@ -53,6 +53,22 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         "free space (`df -h`), then dpkg --configure -a",
     ),
     (
+        r"The following packages have unmet dependencies:\n\s*([^\n]+)",
+        "the packages contradict each other: {0}",
+        "all packages of one driver must be of one version: name them all in driver.packages",
+    ),
+    (
+        r"(?:you have held broken packages|Try 'apt --fix-broken install')",
+        "the packages that are installed contradict each other",
+        "apt-get --fix-broken install",
+    ),
+    (
+        r"dpkg: error processing package (\S+)",
+        "the scripts of package {0} failed",
+        "the lines above say why; then dpkg --configure -a",
+    ),
+    # A repository may fail beside any of the causes above.
+    (
         r"Failed to fetch (\S+)\s+(Could not resolve '[^']*'|[^\n]*(?:Connection|connect|timed out)"
         r"[^\n]*)",
         "no network to {0} ({1})",
@@ -77,21 +93,6 @@ _TABLE: tuple[tuple[str, str, str], ...] = (
         r"Failed to fetch (\S+)",
         "{0} cannot be fetched",
         "apt-get update, and see whether its repository still has that file",
-    ),
-    (
-        r"The following packages have unmet dependencies:\n\s*([^\n]+)",
-        "the packages contradict each other: {0}",
-        "all packages of one driver must be of one version: name them all in driver.packages",
-    ),
-    (
-        r"(?:you have held broken packages|Try 'apt --fix-broken install')",
-        "the packages that are installed contradict each other",
-        "apt-get --fix-broken install",
-    ),
-    (
-        r"dpkg: error processing package (\S+)",
-        "the scripts of package {0} failed",
-        "the lines above say why; then dpkg --configure -a",
     ),
 )
 
