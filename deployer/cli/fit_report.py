@@ -8,6 +8,7 @@ from typing import Any
 
 from deployer.playbook import ArgValue, Playbook
 from deployer.sglang import compat
+from deployer.sglang.engineversion import Engine
 from deployer.sglang.fit import Alternative, Fit, Machine
 
 BAR_WIDTH = 50
@@ -105,6 +106,14 @@ def _effective(answer: Answer) -> list[str]:
             f"            {pools.slots} state slots of {pools.slot_bytes / (1 << 20):.2f} MiB, "
             f"{pools.slots_per_request} a request"
         )
+    if resolved.engine < Engine.V0_5_13 and asked is not None and pools.max_running < asked:
+        # Later releases keep them for those that will run.
+        idle = pools.intermediate * (asked - pools.max_running) / asked
+        if idle > 0:
+            out.append(
+                f"            draft states are kept for all {asked} asked for: {idle:.2f} GiB of "
+                f"them for requests that never run; max-running-requests {pools.max_running} frees them"
+            )
     out.append(
         f"  fits      {pools.tokens // pools.context} requests of the full {pools.context:,} "
         f"tokens in the KV cache, {pools.full_requests} of them run at once"

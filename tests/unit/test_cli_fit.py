@@ -86,6 +86,7 @@ def test_text_for_people(inventory: Path, config: Path) -> None:
     result = fit(inventory, "qwen3.6-27b", "--config", str(config))
     assert result.return_value == 0
     assert "10 requests at once (asked for 16)" in result.stdout
+    assert "draft states are kept for all 16 asked for: 1.72 GiB of them" in result.stdout
     assert result.stdout.count("GPU 0") == result.stdout.count("GPU 1") == 1
     assert "RTX A6000 of kpro5 in the inventory" in result.stdout
     assert "assumed   weights 25.5" in result.stdout
