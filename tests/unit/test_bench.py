@@ -11,11 +11,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "bench"))
 import measure
 import results
 
-HOG = "x = bytearray(80 << 20)\nimport time\ntime.sleep(0.4)"
+HOG = "x = bytearray(80 << 20)\nprint(flush=True)\ninput()"
 CHILDREN = f"""
-import subprocess, sys
-some = [subprocess.Popen([sys.executable, '-c', {HOG!r}]) for _ in range(2)]
-sys.exit(max(one.wait() for one in some))
+import subprocess, sys, time
+both = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+some = [subprocess.Popen([sys.executable, '-c', {HOG!r}], **both) for _ in range(2)]
+for one in some:
+    one.stdout.readline()
+time.sleep(0.4)
+for one in some:
+    one.communicate(b'\\n')
+sys.exit(max(one.returncode for one in some))
 """
 WORK = "import time\nwhile time.process_time() < 0.3: pass"
 

@@ -167,8 +167,8 @@ def test_the_host_lock() -> None:
     assert held is not None
     assert "run r1" in held["holder"]
     assert held["stale"] == ""
-    me = dataclasses.replace(me, machine="m")
-    dead = dataclasses.replace(record, machine="m", boot="another")
+    me = dataclasses.replace(me, machine="m", hardware=frozenset({"mac"}))
+    dead = dataclasses.replace(record, machine="m", boot="another", hardware="mac")
     left = observe.lock_document(facts(LockSeen(Held(dead, "r1"))), me)
     assert left is not None
     assert "rebooted" in left["stale"]
@@ -307,8 +307,8 @@ def test_the_lock_as_a_finding() -> None:
     assert of_lock("kpro5", facts(LockSeen()), me) == []
     [busy] = of_lock("kpro5", facts(LockSeen(Held(record, "r1"))), me)
     assert "another run is at work" in busy.what
-    me = dataclasses.replace(me, machine="m")
-    gone = dataclasses.replace(record, machine="m", boot="another")
+    me = dataclasses.replace(me, machine="m", hardware=frozenset({"mac"}))
+    gone = dataclasses.replace(record, machine="m", boot="another", hardware="mac")
     [left] = of_lock("kpro5", facts(LockSeen(Held(gone, "r1"))), me)
     assert "left behind" in left.what
     [odd] = of_lock("kpro5", facts(LockSeen(Held(None, "r9"))), me)
