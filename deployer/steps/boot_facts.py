@@ -24,7 +24,8 @@ set -- "$ROOT"/etc/modprobe.d/*.conf "$ROOT"/run/modprobe.d/*.conf \
   "$ROOT"/etc/default/grub.d/*.cfg "$ROOT"/etc/udev/rules.d/*.rules \
   "$ROOT"/run/udev/rules.d/*.rules "$ROOT"/etc/systemd/system/*.service \
   "$ROOT"/etc/systemd/system/*.service.d/*.conf "$ROOT/etc/rc.local"
-found=$(grep -s -l -i -e vfio -e nvidia -e driver_override "$@")
+found=$(grep -s -l -i -e vfio -e nvidia -e driver_override \
+  -e '[0-9a-f][0-9a-f]:[0-9a-f][0-9a-f]\.[0-7]' "$@")
 set --
 for file in "$ROOT/etc/default/grub" "$ROOT/etc/kernel/cmdline" \
   "$ROOT"/etc/driverctl.d/*:*:*.? "$ROOT/usr/local/sbin/deployer-gpus"; do

@@ -142,7 +142,7 @@ def test_a_loader_that_fails_is_undone_with_what_is_made_from_it(machine: RealHo
     assert again.state is PlanState.NOTHING, again
 
 
-RULE = '# one\n\nKERNEL=="0000:21:00.0", ATTR{driver_override}="vfio-pci"\n'
+RULE = '# one\n\nKERNEL=="0000:21:00.0", RUN+="/bin/true"\n'
 UNIT = "[Service]\nExecStart=\nExecStart=/sbin/bind vfio-pci\n"
 
 

@@ -279,6 +279,7 @@ def test_look_at_the_boot_configuration(tmp_path: Path, shell: list[str]) -> Non
     write(etc / "modprobe.d/vfio.conf", "# ids=\noptions vfio-pci ids=10de:2230\n")
     write(etc / "modprobe.d/alsa.conf", "options snd x=1\n")
     write(etc / "driverctl.d" / A, "vfio-pci\n")
+    write(etc / "udev/rules.d/70-x.rules", f'\nKERNEL=="{A}", RUN+="/usr/local/bin/x"\n')
     write(etc / "default/grub", "GRUB_TIMEOUT=5\n")
     write(etc / "kernel/cmdline", "root=x")
     write(etc / "kernel/proxmox-boot-uuids", "ABCD-1234\n")
@@ -297,6 +298,7 @@ def test_look_at_the_boot_configuration(tmp_path: Path, shell: list[str]) -> Non
         f"/etc/driverctl.d/{A}",
         "/etc/kernel/cmdline",
         "/etc/modprobe.d/vfio.conf",
+        "/etc/udev/rules.d/70-x.rules",
     ]
     kernel_line = seen.file("/etc/kernel/cmdline")
     assert kernel_line is not None and kernel_line.content == b"root=x"
@@ -311,4 +313,6 @@ def test_look_at_the_boot_configuration(tmp_path: Path, shell: list[str]) -> Non
         "(vfio-pci takes every GPU of this id)",
         "/proc/cmdline:1: vfio-pci.ids=10de:2230 "
         "(vfio-pci takes every GPU of this id; of the running kernel)",
+        f'/etc/udev/rules.d/70-x.rules:2: KERNEL=="{A}", RUN+="/usr/local/bin/x" '
+        "(a udev rule acts on it when it appears)",
     ]
