@@ -94,7 +94,8 @@ def decide(known: Known, fact: GcFact) -> list[Row]:
     rows = []
     for one in fact.found:
         if one.kind == "trash":
-            rows.append(Row(one, not one.mounted, MOUNTED if one.mounted else INTERRUPTED))
+            why = MOUNTED if one.mounted else f"files of user {one.user} are in it" * bool(one.user)
+            rows.append(Row(one, not why, why or INTERRUPTED))
     kinds = sorted({(KINDS.index(one.kind), one.job) for one in fact.found if one.kind != "trash"})
     for number, job in kinds:
         group = [one for one in fact.found if (one.kind, one.job) == (KINDS[number], job)]
@@ -158,7 +159,9 @@ def _in_use(one: Found, fact: GcFact) -> str:
         return MOUNTED
     if any(one.holds(path) for path in fact.used):
         return "a process uses it"
-    return "its job runs" if one.alive else ""
+    if one.alive:
+        return "its job runs"
+    return f"{NOT_OURS}: files of user {one.user} are in it" if one.user else ""
 
 
 def _venv(known: Known, one: Found, fact: GcFact) -> str:

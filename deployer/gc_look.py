@@ -34,9 +34,9 @@ put() {
   at=$(stat -c %Y "$2" 2>/dev/null) || return
   mine=no; ! ours "$1" "$2" || mine=yes
   mount=no; ! mounted "$2" || mount=yes
-  printf 'found\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' \
+  printf 'found\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' \
     "$1" "$2" "$(size "$2")" "$at" "$mine" "$3" "$4" "$5" "$6" \
-    "$(shared "$2")" "$(readlink -f "$2")" "$mount"
+    "$(shared "$2")" "$(readlink -f "$2")" "$mount" "$(other_user "$2")"
 }
 foreign() {
   # How many files of the model's folder $1 are not in its hash record.
@@ -196,7 +196,7 @@ def parse_look(output: ProbeOutput) -> GcFact:
     named: dict[str, tuple[str, ...]] = {}
     for line in lines:
         match line.split("\t"):
-            case ["found", *row] if len(row) == 12:
+            case ["found", *row] if len(row) == 13:
                 found.append(_found(row))
             case ["link", link, target]:
                 links[link] = target
@@ -221,7 +221,7 @@ def parse_look(output: ProbeOutput) -> GcFact:
 
 
 def _found(row: Sequence[str]) -> Found:
-    kind, path, kb, at, mine, foreign, job, alive, current, shared, real, mounted = row
+    kind, path, kb, at, mine, foreign, job, alive, current, shared, real, mounted, user = row
     return Found(
         _KINDS[kind],
         path,
@@ -235,6 +235,7 @@ def _found(row: Sequence[str]) -> Found:
         int(shared or 0) * 1024,
         real,
         mounted == "yes",
+        user,
     )
 
 

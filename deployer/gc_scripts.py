@@ -108,7 +108,11 @@ ALIVE = (
 """
 )
 
-OURS = r"""ours() {
+OURS = r"""other_user() {
+  # The number of a user other than ours who has a file in $1; '' when there is none.
+  find "$1" ! -user "$(id -u)" -exec stat -c %u {} + 2>/dev/null | head -n 1
+}
+ours() {
   # Does the folder $2 hold what only this tool writes, for its kind $1?
   case $1 in
     venv) [ -f "$2/deployer.json" ] || [ -f "$2/complete" ] || [ -f "$2/deployer.build" ] ;;
@@ -138,6 +142,8 @@ if [ ! -d "$path" ] || [ -L "$path" ]; then
 fi
 ours "$kind" "$path" || { printf 'held not known to be ours\n'; exit 0; }
 ! mounted "$path" || { printf 'held a file system is mounted in it\n'; exit 0; }
+user=$(other_user "$path")
+[ -z "$user" ] || { printf 'held files of user %s are in it\n' "$user"; exit 0; }
 if [ "$kind" = trash ]; then
   rm -rf "$path" || exit 1
   trash=${path%/*}

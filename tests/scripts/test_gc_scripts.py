@@ -386,6 +386,15 @@ def test_the_host_tells_who_uses_a_folder(
     assert seen() == HostUsed(used=(str(path),))
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file away")
+def test_where_another_user_has_files_stays(world: World) -> None:
+    path = world.build("one")
+    assert world.found("one").user == ""
+    os.chown(path / "lib" / "a.py", 4711, -1)
+    assert world.found("one").user == "4711"
+    assert world.remove("venv", path) == "held files of user 4711 are in it"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
 def test_what_something_is_mounted_in_stays(world: World) -> None:
     path = world.build("one")
@@ -431,6 +440,8 @@ def test_without_permission_nothing_goes_and_the_reason_is_told(world: World) ->
     for folder in (world.folder, *world.folder.parents):
         if folder.stat().st_uid == 0 and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
             folder.chmod(0o755)
+    for one in (path, *path.rglob("*")):
+        os.chown(one, 65534, 65534)
     script = removal(Found("venv", str(path), 1), [])
     done = subprocess.run(
         ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups", "sh", "-c", script],

@@ -210,6 +210,7 @@ def test_the_cache_goes_only_for_want_of_room() -> None:
         dataclasses.replace(low, used=("/opt/deployer/cache/uv/x",)),
         dataclasses.replace(low, found=(dataclasses.replace(cache, ours=False),)),
         dataclasses.replace(low, found=(dataclasses.replace(cache, mounted=True),)),
+        dataclasses.replace(low, found=(dataclasses.replace(cache, user="1000"),)),
     ):
         [row] = decide(known(), fact)
         assert not row.goes, row
@@ -275,6 +276,10 @@ def test_launches_and_jobs() -> None:
 def test_what_an_interrupted_one_left_goes() -> None:
     rows = decide(known(), GcFact(found=(Found("trash", f"{BUILDS}/{TRASH}/a.1", 7),)))
     assert rows[0].goes and freeable(rows) == 7
+    left = Found("trash", f"{BUILDS}/{TRASH}/a.1", 7, user="1000")
+    assert decide(known(), GcFact(found=(left,))) == [
+        Row(left, False, "files of user 1000 are in it")
+    ]
     assert "may go" in table("h/n", rows)[0] and "goes" in table("h/n", rows)[1]
     assert table("h/n", []) == ["h/n: nothing was found"]
 
