@@ -1,10 +1,10 @@
 """Every recorded observation of the real `pct`: what it reads, what it writes, what it says.
 
 Beside them stand derived ones (fixtures/pct/derived.jsonl): pct's rules, read in its source, run in
-Perl over odd files; that model gave all recorded answers before it was believed. Three things are
-held to all of them: our parser (deployer/pct_config.py), and the lab's `pct`
-(docker/host/lab), both as a writer and as a command. Each case stands in one class below; a case of
-no class fails `test_no_case_is_forgotten`.
+Perl over odd files; that model gave the recorded answers (but for what making LXC's own file says)
+before it was believed. Three things are held to all of them: our parser (deployer/pct_config.py),
+and the lab's `pct` (docker/host/lab), both as a writer and as a command. Each case stands in one
+class below; a case of no class fails `test_no_case_is_forgotten`.
 """
 
 from __future__ import annotations

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from deployer.gpu import Node
+from deployer.model import Shell
 from deployer.pct_config import PctConfig, decode, encode, parse_conf
 from deployer.pct_edit import (
     ALLOW,
@@ -20,6 +24,7 @@ from deployer.pct_edit import (
     raw_edit,
     stale_rules,
 )
+from deployer.steps.container_changes import set_devices
 from tests.unit.pctlab import PctLab, load_lab
 from tests.unit.test_pct_cases import cases, raw
 
@@ -271,3 +276,19 @@ def test_the_diff_shows_odd_bytes() -> None:
     before = decode(b"#\xff\nmemory: 512\n")
     assert diff(before, before + "lxc.cap.drop: x\n", "/etc/pve/lxc/129.conf")[-1:] != []
     assert "+lxc.cap.drop: x" in diff(before, before + "lxc.cap.drop: x\n", "/x")
+
+
+@pytest.mark.parametrize("extra", ["", "digest: abc\n"])
+def test_devices_are_set_also_where_a_line_spoils_pct_s_digest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra: str
+) -> None:
+    lab = load_lab(monkeypatch, tmp_path)
+    text = BASE + "ostype: debian\nrootfs: local:101/d.raw\n" + extra
+    lab.conf("129").write_text(text)
+    action = set_devices(129, text, {0: "/dev/nvidia0"}, "").action
+    assert isinstance(action, Shell)
+    line = next(one for one in action.script.splitlines() if one.startswith("set -- pct"))
+    words = shlex.split(line)[3:]
+    assert ("--digest" in words) is (not extra)
+    assert lab.run(*words).exit == 0
+    assert "dev0: /dev/nvidia0,mode=0666\n" in lab.conf("129").read_text()
