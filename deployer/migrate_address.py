@@ -131,19 +131,36 @@ class AddressWay(Way):
             if holds(there, self.rule) is None:
                 value = moved(old or self.record.net, self.rule, there)
                 if old is not None:
-                    run_pct(loses.host, drop_words(loses.want.vmid or 0, self.rule))
+                    self._drop(loses)
                 try:
                     run_pct(gets.host, give_words(gets.want.vmid or 0, self.rule, value))
                 except DeployError as error:
                     self._give_back(loses, old, error)
                     raise
             elif old is not None:
-                run_pct(loses.host, drop_words(loses.want.vmid or 0, self.rule))
+                self._drop(loses)
             if why := self.problem(direction):
                 raise StepFailed(why, where=gets.want.id, fix="look at `pct config` on both hosts")
             self._announce(gets)
             gap = meter.settled(BACK_S)
         return gap if self.rule.probe_url else None
+
+    def _drop(self, side: Side) -> None:
+        """Takes it from the container now; two that have it at once would both be wrong.
+
+        Raises StepFailed when it would only go at the container's next start.
+        """
+        vmid = side.want.vmid or 0
+        run_pct(side.host, drop_words(vmid, self.rule))
+        if holds(side.gather().need(ContainerFacts), self.rule) is None:
+            return
+        run_pct(side.host, revert_words(vmid, self.rule))
+        raise StepFailed(
+            f"container {vmid} on {side.want.host_name} would keep {self.rule.ip} until it is "
+            "started again; that change is reverted",
+            where=side.want.id,
+            fix="use cutover.hook, then run the same command again; or --abort",
+        )
 
     def _give_back(self, side: Side, value: str | None, error: DeployError) -> None:
         """Clients are not left without anybody."""
@@ -216,6 +233,11 @@ def moved(old: str, rule: AddressCutover, seen: ContainerFacts) -> str:
 def drop_words(vmid: int, rule: AddressCutover) -> Sequence[str]:
     """Takes the interface out, at once."""
     return ("pct", "set", str(vmid), "--delete", rule.interface)
+
+
+def revert_words(vmid: int, rule: AddressCutover) -> Sequence[str]:
+    """Forgets a deletion that is pending."""
+    return ("pct", "set", str(vmid), "--revert", rule.interface)
 
 
 def give_words(vmid: int, rule: AddressCutover, value: str) -> Sequence[str]:

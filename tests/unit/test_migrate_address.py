@@ -95,7 +95,7 @@ def address_way(old: str, new: str, **changes: Any) -> tuple[AddressWay, Any, An
             WANT, host_name=name, host=WANT.host.model_copy(update={"ssh": ssh})
         )
         conf_ = {"text": text}
-        made = SimpleNamespace(want=want, told=[], ran=[], conf=conf_, refuses="")
+        made = SimpleNamespace(want=want, told=[], ran=[], conf=conf_, refuses="", pends=False)
         made.gather = lambda: Facts({ContainerFacts: conf(conf_["text"])})
         made.note = lambda phase, text, level="info": made.told.append(text)
 
@@ -105,6 +105,8 @@ def address_way(old: str, new: str, **changes: Any) -> tuple[AddressWay, Any, An
                 return Answer(1, b"", b"the guest does not have it")
             if made.refuses and f"--{RULE.interface} " in script:
                 return Answer(255, b"", made.refuses.encode())
+            if "--revert" in script or (made.pends and "--delete" in script):
+                return Answer(0, b"", b"")
             lines = [line for line in conf_["text"].splitlines() if not line.startswith("net1")]
             if "--delete" not in script:
                 lines.append(f"net1: {script.split()[-1]}")
@@ -145,6 +147,15 @@ def test_an_address_that_is_not_taken_goes_back_at_once() -> None:
         way.move("forward")
     assert caught.value.evidence == ("bridge 'vmbr1' does not exist",)
     assert "hwaddr=AA:BB:CC:DD:EE:01" in source.conf["text"]
+
+
+def test_an_address_that_would_stay_until_a_restart_is_never_at_two_places() -> None:
+    way, source, destination = address_way(OLD, NEW)
+    source.pends = True
+    with pytest.raises(StepFailed, match="that change is reverted"):
+        way.move("forward")
+    assert source.ran[-1] == "pct set 129 --revert net1"
+    assert not [one for one in destination.ran if "pct set" in one]
 
 
 @pytest.mark.parametrize(
