@@ -18,6 +18,7 @@ from deployer.state import DeploymentState
 from deployer.steps import container_told, driver, gpus_persist
 from deployer.steps.base import Step
 from deployer.steps.boot_facts import BootFacts
+from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.cuda_proof import CudaProof
 from deployer.steps.driver_facts import HostSmi
 from deployer.steps.gpus_facts import GpuFacts
@@ -82,7 +83,13 @@ def examine(
     """All findings of one deployment, worst first, each said once."""
     planned = [_planned(step, want, facts, state) for step in steps]
     said = " ".join(one.what for one in planned if one.level is not Level.FINE)
-    warned = [one for one in _warnings(want, facts, state) if one.what not in said]
+    # What a step is blocked by is not warned of once more under the same action.
+    blocked = {(one.where, one.fix) for one in planned if one.level is Level.BLOCKED}
+    warned = [
+        one
+        for one in _warnings(want, facts, state)
+        if one.what not in said and (one.where, one.fix) not in blocked
+    ]
     told = {one.what for one in warned}
     once = [
         replace(one, notes=tuple(note for note in one.notes if note not in told)) for one in planned
@@ -158,7 +165,9 @@ def _warnings(want: Deployment, facts: Facts, state: DeploymentState) -> Iterabl
     def warn(step: str, what: str, fix: str = "") -> Finding:
         return Finding(Level.WARNING, f"{want.id} {step}".rstrip(), what, fix)
 
-    if silent := facts.silent.get(Where.GUEST):
+    box = facts.get(ContainerFacts)
+    stopped = box is not None and box.status == "stopped"  # the container step's plan tells of it
+    if (silent := facts.silent.get(Where.GUEST)) and not stopped:
         fix = f"check that container {want.vmid} runs and that its sshd answers"
         yield warn("container", f"the guest cannot be asked: {silent}", fix)
     for kind, fact in facts.values.items():

@@ -13,7 +13,7 @@ from deployer.deployment import Deployment
 from deployer.model import Facts
 from deployer.pct_config import PctConfig, printable
 from deployer.steps.container_changes import has_devn
-from deployer.steps.container_devices import pending_of_others, strangers
+from deployer.steps.container_devices import pending_of_others, strangers, unstartable
 from deployer.steps.container_facts import ContainerFacts, GuestNodes
 from deployer.steps.gpus_facts import GpuFacts
 
@@ -70,7 +70,8 @@ def warnings(want: Deployment, facts: Facts) -> Iterable[tuple[str, str]]:
     if "error" in seen.ha_status:
         yield (
             f"the HA manager has given {box} up: {seen.ha_status}",
-            f"on {place}: ha-manager set ct:{want.vmid} --state disabled, then --state started",
+            f"on {place}: ha-manager set ct:{want.vmid} --state disabled, mend what failed, then "
+            f"ha-manager set ct:{want.vmid} --state started",
         )
     yield from _configuration(want.vmid, place, seen)
     if host is not None:
@@ -86,10 +87,17 @@ def _configuration(vmid: int, place: str, seen: ContainerFacts) -> Iterable[tupl
             f"on {place}: pct pending {vmid} shows them; a restart brings them",
         )
     if config.ignored:
+        count = len(config.ignored)
         yield (
-            f"pct cannot read {len(config.ignored)} lines of {file} and drops them when it next "
-            f"writes: {printable(config.ignored[0])}",
+            f"pct cannot read {count} line{'s' if count > 1 else ''} of {file}, which will be gone "
+            f"when it next writes: {printable(config.ignored[0])}",
             f"correct or remove them in {file} on {place}",
+        )
+    if seen.status == "running" and (bad := unstartable(seen)):
+        keys = ",".join(one.split(" ")[0] for one in bad)
+        yield (
+            f"{box} runs, but will not start again: {', '.join(bad)}",
+            f"bring the device back, or on {place}: pct set {vmid} --delete {keys}",
         )
     if config.current.devices() and not has_devn(seen.version):
         yield (
@@ -165,17 +173,19 @@ def _nodes(
     after = config.after_restart()
     by_path = {entry.path: key for key, entry in after.devices().items()}
     raw = set(pct_config.mounted_devices(after))
+    looked = guest if guest is not None and not guest.timed_out else None
     right, wrong = [], []
     for path in host.needed():
         entry = by_path.get(path) or ("raw" if path in raw else "not configured")
         there = host.node(path)
-        inside = guest.node(path) if guest is not None and not guest.timed_out else None
-        if entry != "not configured" and inside is not None and inside.same_device(there):
+        inside = looked.node(path) if looked is not None else there
+        if entry != "not configured" and inside.same_device(there):
             right.append(f"{path} {there.major}:{there.minor} {entry}")
         else:
-            shown = "not looked at" if inside is None else _shown(inside)
+            shown = "not looked at" if looked is None else _shown(inside)
             wrong.append(f"! {path}: {entry}; host {_shown(there)}, guest {shown}")
-    return ([f"nodes: {', '.join(right)}"] if right else []) + wrong
+    head = "nodes" if looked is not None else "nodes of the host (the guest was not looked at)"
+    return ([f"{head}: {', '.join(right)}"] if right else []) + wrong
 
 
 def _shown(node: gpu.Node) -> str:

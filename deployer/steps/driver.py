@@ -133,6 +133,13 @@ def host_warnings(
             f"{who} came to the module {one.module} with libraries {one.client}",
             f"libraries and module must be of one version, on {name} and in every container",
         )
+    own = host.userspace
+    if host.loaded and own.libraries and not own.is_version(host.loaded):
+        yield (
+            f"on {name} {own.describe(host.loaded)}: nvidia-smi does not tell there how "
+            "much memory is used",
+            f"install the libraries and nvidia-smi of exactly {host.loaded} on {name}",
+        )
     if host.rivals:
         rival = ", ".join(host.rivals)
         yield f"also loaded on {name}: {rival}", f"blacklist {rival}: it can take GPUs at boot"

@@ -94,6 +94,12 @@ def _host_libraries(want: Deployment, host: HostDriver) -> Plan:
     versions = " and ".join(host.userspace.versions()) or "unknown"
     name, wanted = want.host_name, want.playbook.driver.version
     reason = f"on {name} module {host.loaded} is loaded but its libraries are {versions}"
+    if host.userspace.is_version(host.loaded):
+        return Plan.blocked(
+            f"on {name} module and libraries are {host.loaded}, and nvidia-smi still finds them "
+            "different: it loads another copy",
+            f"on {name}: ldconfig -p | grep nvidia-ml, and see ldd of nvidia-smi; or reboot it",
+        )
     driver = want.playbook.driver
     if driver.install == "host-and-guest" and driver.package is not None and not driver.packages:
         return _with_run(

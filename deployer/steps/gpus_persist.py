@@ -143,6 +143,17 @@ def warnings(
                     "set gpus.persist: unit (or change) in the playbook",
                 )
             )
+    elif want.playbook.gpus.persist != "change":
+        # A boot unit brings GPUs back from vfio-pci, but loads no module that is forbidden.
+        for one in _found(seen, boot):
+            if one.effect == "forbids" and one.path != "/proc/cmdline":
+                told.append(
+                    (
+                        f"at the next boot of {want.host_name} nvidia is not loaded: {one}",
+                        "take it out there and make the loader's configuration anew, or set "
+                        "gpus.persist: change in the playbook",
+                    )
+                )
     return told
 
 

@@ -6,12 +6,14 @@ import pytest
 
 from deployer import gpu
 from deployer.findings import Level, examine
-from deployer.model import Facts
+from deployer.model import Facts, Where
 from deployer.state import DeploymentState
 from deployer.steps.container import ContainerStep
 from deployer.steps.container_facts import ContainerFacts, GuestNodes
 from deployer.steps.container_told import notes, warnings
 from deployer.steps.cuda_proof import CudaProof
+from deployer.steps.driver import DriverStep
+from deployer.steps.driver_facts import HostSmi
 from tests.unit.hoststeps import deployment, facts
 from tests.unit.test_step_container import (
     BARE,
@@ -23,6 +25,7 @@ from tests.unit.test_step_container import (
     guest,
     pct,
 )
+from tests.unit.test_step_driver import host
 from tests.unit.test_step_gpus import NODES, on_nvidia
 
 EMPTY = gpu.Node("/dev/nvidia-modeset", "file")
@@ -31,6 +34,7 @@ RAW = BARE + "".join(
     f"lxc.mount.entry: {node.path} {node.path[1:]} none bind,optional,create=file\n"
     for node in NODES
 )
+FOURTH = (gpu.Node("/dev/nvidia4", "char", 195, 4), 0o666)
 SHUT = tuple((node, 0o600 if node.path == "/dev/nvidia0" else mode) for node, mode in ON_HOST)
 
 
@@ -73,7 +77,9 @@ def test_every_fact_is_shown() -> None:
     ]
     bare = notes(129, pct(RAW.replace("nvidia1", "nvidia7"), version=PVE7), on_nvidia(), None)
     assert "no devN: raw lines" in bare[0]
-    assert bare[1] == "! /dev/nvidia0: raw; host 195:0, guest not looked at"
+    assert bare[1].startswith(
+        "nodes of the host (the guest was not looked at): /dev/nvidia0 195:0 raw, /dev/nvidiactl"
+    )
     assert bare[2] == "! /dev/nvidia1: not configured; host 195:1, guest not looked at"
     assert notes(129, pct(None, ""), on_nvidia(), None) == []
 
@@ -92,7 +98,7 @@ def test_every_fact_is_shown() -> None:
             pct(FULL, ha="started", ha_status="service ct:129 (kpro5, error)"),
             None,
             "HA manager has given container 129 up",
-            "--state disabled, then --state started",
+            "ha-manager set ct:129 --state started",
         ),
         (
             pct(FULL + "[pve:pending]\nmemory: 9\n"),
@@ -100,7 +106,7 @@ def test_every_fact_is_shown() -> None:
             "wait for its next start: memory",
             "pct pending 129",
         ),
-        (pct(FULL + "no line of pct's\n"), None, "cannot read 1 lines", "correct or remove"),
+        (pct(FULL + "no line of pct's\n"), None, "cannot read 1 line of", "correct or remove"),
         (pct(FULL, version=PVE7), None, "devN entries, which this Proxmox does not", "5.0.7"),
         (
             pct(FULL + "lxc.cgroup2.devices.allow: c 508:* rwm\n"),
@@ -109,7 +115,13 @@ def test_every_fact_is_shown() -> None:
             "majors of /proc/devices",
         ),
         (
-            pct(FULL + "dev7: /dev/nvidia4\n"),
+            pct(FULL + "dev7: /dev/tty7\n"),
+            None,
+            "will not start again: dev7 (the host has no device /dev/tty7)",
+            "pct set 129 --delete dev7",
+        ),
+        (
+            pct(FULL + "dev7: /dev/nvidia4\n", devices=(*ON_HOST, FOURTH)),
             None,
             "also gets dev7 /dev/nvidia4",
             "add that GPU to the inventory",
@@ -142,6 +154,21 @@ def test_what_will_hurt_is_said_with_an_action(
     found = examine(deployment(), seen_by(one, inside), DeploymentState(), [ContainerStep()])
     [warned] = [found for found in found if found.level is Level.WARNING]
     assert (warned.where, warned.what, warned.fix) == ("kpro5/qwen container", said, action)
+
+
+def test_a_cause_is_told_once() -> None:
+    """A stuck nvidia-smi blocks the driver step, which says so; a stopped guest is no surprise."""
+    stuck = facts(on_nvidia(), host(), HostSmi(124, "", timed_out=True), pct(FULL, "stopped"))
+    found = examine(
+        deployment(),
+        Facts(stuck.values, {Where.GUEST: "connection refused"}),
+        DeploymentState(),
+        [DriverStep(), ContainerStep()],
+    )
+    assert [(one.level, one.where) for one in found] == [
+        (Level.BLOCKED, "kpro5/qwen driver"),
+        (Level.PENDING, "kpro5/qwen container"),
+    ]
 
 
 def test_unprivileged_containers_have_no_rules_to_be_stale() -> None:

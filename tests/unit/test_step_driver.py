@@ -273,6 +273,13 @@ def test_a_sick_host(smi: HostSmi, words: str) -> None:
     assert decided.fix
 
 
+def test_a_mismatch_of_equal_versions_is_another_copy() -> None:
+    seen = host(userspace=userspace())
+    decided = plan(seen, kernels(), HostSmi(18, "mismatch"), GuestDriver(userspace()))
+    assert f"module and libraries are {WANTED}" in decided.reason
+    assert "ldconfig -p" in decided.fix
+
+
 @pytest.mark.parametrize("code", [0, 6, 12, 127, 200])
 def test_what_is_other_steps_work(code: int) -> None:
     decided = plan(host(), kernels(), HostSmi(code, ""), GuestDriver(userspace()))
@@ -518,6 +525,11 @@ def test_a_healthy_machine_has_no_warnings() -> None:
             "a guest shares the host's kernel",
         ),
         ((host(rivals=("nouveau",)),), "it can take GPUs at boot"),
+        (
+            (host(userspace=userspace("570.1.2")),),
+            f"on kpro5 driver libraries are 570.1.2, not {WANTED}: nvidia-smi does not tell",
+        ),
+        ((host(userspace=userspace(smi=False)),), "on kpro5 nvidia-smi is not installed"),
         ((host(log=("NVRM: GPU 0000:02:00.0: RmInitAdapter failed!",)),), "could not start a GPU"),
         (
             (

@@ -13,6 +13,7 @@ from deployer.errors import StepBlocked, StepFailed
 from deployer.model import Plan, PlanState, ProbeOutput, Procedure, WriteFile
 from deployer.remote.transport import Answer
 from deployer.state import DeploymentState
+from deployer.steps import gpus_persist
 from deployer.steps.boot_facts import BootFacts, BootFile
 from deployer.steps.driver_facts import HostDriver, HostSmi
 from deployer.steps.gpus import GpusStep
@@ -283,6 +284,20 @@ def test_persist_writes_files_of_ours_once() -> None:
     boot = BootFacts(files=files, enabled=(unit_name("qwen"),))
     again = GpusStep().plan(want, facts(on_nvidia(), DRIVER, boot), DeploymentState())
     assert again.state is PlanState.NOTHING
+
+
+@pytest.mark.parametrize("persist", ["unit", "change"])
+def test_what_a_boot_unit_cannot_mend_is_warned_of(persist: str) -> None:
+    want = deployment(gpus={"persist": persist})
+    line = b'GRUB_CMDLINE_LINUX_DEFAULT="quiet module_blacklist=nvidia"\n'
+    boot = BootFacts(files=(BootFile("/etc/default/grub", line),))
+    told = gpus_persist.warnings(want, on_nvidia(), boot)
+    if persist == "change":
+        assert told == []
+        return
+    [(what, fix)] = told
+    assert what.startswith("at the next boot of kpro5 nvidia is not loaded: /etc/default/grub:1:")
+    assert "gpus.persist: change" in fix
 
 
 STUCK_TEXT = b"kernel:\n[9] blocked\nthe unbind of X has not returned after 5 s; only a reboot"
