@@ -65,6 +65,34 @@ PLACES: tuple[Place, ...] = (
         "a LoRA adapter does not fit: see serve.args lora-paths, max-lora-rank and target modules",
     ),
     Place(
+        "attention-backend-failed",
+        re.compile(r"/sglang/srt/layers/attention/"),
+        "the attention backend cannot do this: another serve.args attention-backend (triton, "
+        "flashinfer, fa3), page-size or kv-cache-dtype",
+        next_variant=True,
+    ),
+    Place(
+        "moe-backend-failed",
+        re.compile(r"/sglang/srt/layers/moe/"),
+        "the code for experts cannot do this: another serve.args moe-runner-backend or "
+        "moe-a2a-backend",
+        next_variant=True,
+    ),
+    Place(
+        "cache-storage-failed",
+        re.compile(
+            r"/sglang/srt/(?:mem_cache/(?:storage|hicache_storage|memory_pool_host|pool_host|"
+            r"hiradix_cache|hi_mamba)|managers/cache_controller)"
+        ),
+        "the cache in host memory or in a store failed: leave out serve.args "
+        "enable-hierarchical-cache, or see its hicache-* arguments and the store",
+    ),
+    Place(
+        "disaggregation-failed",
+        re.compile(r"/sglang/srt/disaggregation/"),
+        "prefill and decode servers do not reach each other: see serve.args disaggregation-*",
+    ),
+    Place(
         "model-code-failed",
         re.compile(r"/sglang/srt/models/"),
         "the engine's code for this model does not fit the checkpoint: another engine.version, or "
