@@ -15,7 +15,15 @@ from dataclasses import dataclass
 
 from deployer.deployment import Deployment
 from deployer.engine import Engine, Outcome, Selection
-from deployer.errors import DeployError, StepBlocked, Unreachable
+from deployer.errors import (
+    CommandOverdue,
+    DeployError,
+    Interrupted,
+    LockHeld,
+    LockUnknown,
+    StepBlocked,
+    Unreachable,
+)
 from deployer.kept import Kept
 from deployer.model import Facts
 from deployer.names import listed
@@ -59,6 +67,10 @@ def then(now: Deployment, recipe: Recipe, lock_text: str, launch: Launch) -> Dep
             fix="name another launch, or give the deployment its GPUs in the inventory",
         )
     return as_made(now, recipe, lock_text, launch)
+
+
+NOT_NOW = (Unreachable, LockHeld, LockUnknown, CommandOverdue, Interrupted)
+"""After these nothing is brought back: the same command goes on, by what it then sees."""
 
 
 @dataclass
@@ -111,7 +123,7 @@ class RollBack:
         """What served before serves again; the error tells it."""
         again = f"`deploy rollback {want.id} {self.launch.id}` goes on"
         record = own.rollback
-        if record is None or isinstance(error, Unreachable):
+        if record is None or isinstance(error, NOT_NOW):
             error.fix = f"{error.fix}; {again}" if error.fix else again
             return error
         former = next((one for one in own.launches if one.id == record.left), None)

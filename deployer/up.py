@@ -222,7 +222,8 @@ def _one(
         if aim is not None and not options.cancel.asked:
             told = aim.failed(want, own, error, engine_of)
             state_file.save(state)
-        if member is not None and not options.cancel.asked:
+        ended = options.cancel.asked or isinstance(error, CommandOverdue)
+        if member is not None and not ended:
             member.settle(
                 lambda: engine.look("what serves after the failure"), own.known_good or ""
             )

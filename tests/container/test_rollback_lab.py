@@ -172,3 +172,8 @@ def test_an_up_that_fails_goes_back_by_itself_and_says_so(two: Two) -> None:
     # What was brought back is no place to go back to.
     told = json.loads(two.deploy("--json", "rollback", "kpro5").ok().out)
     assert told["to"] not in (again["id"], again["back"]["to"])
+    # With the server running, gc tells of what it runs in, and frees nothing that it needs.
+    rows = json.loads(two.deploy("--json", "gc", "kpro5").ok().out)["deployments"]["kpro5/tiny"]
+    needed = {row["path"]: row for row in rows if row["kind"] in ("venv", "weights")}
+    assert two.build() in needed and "/srv/models/tiny-hybrid" in needed
+    assert not any(row["goes"] for row in needed.values()), needed

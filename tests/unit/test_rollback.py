@@ -26,8 +26,10 @@ from serverworld import (
 from deployer import rollback, up
 from deployer.engine import Engine, Outcome
 from deployer.errors import (
+    CommandOverdue,
     DeployError,
     GateFailed,
+    LockHeld,
     StepBlocked,
     StepFailed,
     Unreachable,
@@ -400,8 +402,11 @@ def test_what_cannot_be_brought_back_is_told_and_stays_open(tmp_path: Path) -> N
     assert "it died; and what served before" in error.what and "not in the state" in error.what
     assert "`deploy rollback kpro5/qwen a` goes on" in error.fix
     assert own.rollback is not None and own.rollback.outcome == ""
-    lost = one.failed(NOW, own, Unreachable("dark", fix="look"), Runner(facts()))
-    assert lost.what == "dark" and lost.fix.startswith("look; `deploy rollback")
+    for kind in (Unreachable, LockHeld, CommandOverdue):
+        runner = Runner(facts())
+        lost = one.failed(NOW, own, kind("dark", fix="look"), runner)
+        assert lost.what == "dark" and lost.fix.startswith("look; `deploy rollback")
+        assert runner.steps == [] and own.rollback.outcome == "", "nothing is done now"
     own = history(launch("a", "1"))
     begun(one, own, "")
     assert "nothing had served" in one.failed(NOW, own, StepFailed("x"), Runner(facts())).what
