@@ -26,6 +26,8 @@ from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.rehash import Rehashed, rehash_host
 from deployer.up_options import UpOptions
 
+CHANGES_PENDING = 6
+
 
 def clean_partials(options: Options, deployments: Sequence[Deployment]) -> int:
     """Lists the useless partial files, asks, removes them.
@@ -42,11 +44,14 @@ def clean_partials(options: Options, deployments: Sequence[Deployment]) -> int:
         name="doctor --clean-partials",
         steps=clean_steps,
         serves=False,
+        exit_on_changes=lists_only,
         ask=_ask,
     )
-    if lists_only and code == 0 and not options.as_json:
+    if code != CHANGES_PENDING:
+        return code
+    if not options.as_json:
         click.echo("nothing was removed: add --yes to remove what is listed", err=True)
-    return code
+    return 0
 
 
 def _ask(want: Deployment, outcome: Outcome) -> str:

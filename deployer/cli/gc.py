@@ -107,9 +107,9 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
                     click.echo(printable(line))
         for line in _here(local):
             click.echo(printable(line))
-    if shows and not options.as_json:
-        click.echo("nothing was freed: add --yes to free what is marked", err=True)
     goes = [one for one in local if one.goes]
+    if shows and not options.as_json and (goes or any(r.goes for rs in found.values() for r in rs)):
+        click.echo("nothing was freed: add --yes to free what is marked", err=True)
     if not shows and goes and code == 0 and (options.yes or _agreed(len(goes))):
         free_here(goes)
     if problem is not None:

@@ -116,11 +116,15 @@ def print_endpoint(result: DeploymentResult) -> None:
 def _counts(outcome: Outcome) -> str:
     states = [plan.state for plan in outcome.plans.values()]
     changes = sum(len(plan.changes) for plan in outcome.plans.values())
-    words = [f"{changes} changes in {states.count(PlanState.CHANGES)} steps"]
+    words = []
+    if changing := states.count(PlanState.CHANGES):
+        words.append(f"{_count(changes, 'change')} in {_count(changing, 'step')}")
     if unknown := states.count(PlanState.UNKNOWN):
-        words.append(f"{unknown} steps not knowable yet")
+        words.append(f"{_count(unknown, 'step')} not knowable yet")
     if blocked := states.count(PlanState.BLOCKED):
-        words.append(f"{blocked} steps blocked")
-    if not outcome.pending:
-        return "nothing to do"
-    return ", ".join(words)
+        words.append(f"{_count(blocked, 'step')} blocked")
+    return ", ".join(words) or "nothing to do"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"

@@ -35,6 +35,8 @@ from deployer.remote.lock_scripts import (
 )
 from deployer.remote.transport import Answer, Transport
 
+NOT_ROOT = "who is not root"
+"""Of the script's answer, when it could not write and is a mere user's."""
 HEIRS = 8
 """So many dead holders, each an heir of the one before, are replaced by one run."""
 
@@ -51,6 +53,8 @@ def refuse_unless_taken(outcome: Outcome, host: str) -> None:
         if is_full(outcome.reason):
             raise disk_full(host, (outcome.reason,))
         fix = f"move it away on {host}" if outcome.odd else f"make {LOCK} writable on {host}"
+        if NOT_ROOT in outcome.reason:
+            fix = f"let your key log in as root there, and write `user: root` under ssh of {host}"
         raise errors.LockUnknown(
             f"the host lock could not be asked for: {outcome.reason}",
             where=host,

@@ -90,9 +90,10 @@ _l_inherit() {
   _l_held "$_l_heir"
   return 1
 }
+_l_as() { [ "$(id -u)" = 0 ] || printf ' as %s, who is not root' "$(id -un 2>/dev/null)"; }
 _l_acquire() {
   umask 077
-  mkdir -p "${_l_lock%/*}" || { _l_say unknown "cannot make ${_l_lock%/*}"; return 1; }
+  mkdir -p "${_l_lock%/*}" || { _l_say unknown "cannot make ${_l_lock%/*}$(_l_as)"; return 1; }
   if [ -L "$_l_lock" ] || { [ -e "$_l_lock" ] && [ ! -f "$_l_lock" ]; }; then
     _l_say odd "$_l_lock is no regular file"
     return 1
@@ -113,7 +114,8 @@ _l_acquire() {
   if [ -e "$_l_lock" ]; then _l_held "$_l_lock"; return 1; fi
   # The shell's own printf does not say why a write failed; cat does.
   _l_new=$_l_lock.new.$_l_run
-  _l_say unknown "cannot write $_l_lock: $( { printf '%s\n' "$_l_line" | cat >"$_l_new"; } 2>&1)"
+  _l_why=$( { printf '%s\n' "$_l_line" | cat >"$_l_new"; } 2>&1)
+  _l_say unknown "cannot write $_l_lock$(_l_as): $_l_why"
   rm -f "$_l_lock.new.$_l_run"
   return 1
 }

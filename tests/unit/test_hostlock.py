@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import subprocess
 import threading
@@ -157,6 +158,30 @@ def test_unlock_takes_only_what_was_shown(transport: LocalTransport, path: str) 
     assert seen is not None and unlock(transport, seen, path)
     assert read_lock(transport, path) is None
     assert not unlock(transport, seen, path)
+
+
+def test_a_user_who_is_not_root_is_told_so() -> None:
+    asked = NotAsked("cannot make /var/lib/deployer as ubuntu, who is not root")
+    with pytest.raises(errors.LockUnknown, match="as ubuntu, who is not root") as caught:
+        refuse_unless_taken(asked, "kpro5")
+    assert "user: root" in caught.value.fix
+    with pytest.raises(errors.LockUnknown) as caught:
+        refuse_unless_taken(NotAsked("cannot make /var/lib/deployer"), "kpro5")
+    assert "writable on kpro5" in caught.value.fix
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root, setpriv")
+def test_the_script_says_who_cannot_write(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    script = acquire_prelude(RECORD, path=str(tmp_path / "none" / "lock"))
+    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    for shell in (["dash"], ["busybox", "sh"]):
+        done = subprocess.run(
+            [*user, *shell, "-c", f"cd /; {script}"], capture_output=True, check=False
+        )
+        outcome = parse_outcome(done.stdout)
+        assert isinstance(outcome, NotAsked)
+        assert "none as nobody, who is not root" in outcome.reason
 
 
 def test_could_not_ask(transport: LocalTransport, tmp_path: Path) -> None:
