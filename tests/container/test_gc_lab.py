@@ -6,6 +6,7 @@ The tests of this file run in order and share one guest.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -165,6 +166,8 @@ def test_a_kill_in_the_middle_a_second_gc_and_the_same_command_again(box: Box) -
         event = json.loads(line)
         if event["event"] == "progress" and "b3" in event.get("detail", ""):
             break
+    # It goes no further, and its lock stays: what runs in the guest runs on.
+    dead.send_signal(signal.SIGSTOP)
     second = box.gc("--yes")
     assert second.exit == 4 and f"pid {dead.pid}" in second.err, second.err
     assert "\n  -> wait for it" in second.err
