@@ -47,7 +47,8 @@ compose() {
 
 need_packages() {
     missing=
-    have docker || missing="$missing docker.io"
+    # A client alone (a CI image has one) is no Docker: something must answer, or be there to start.
+    { have docker && { have dockerd || docker info >/dev/null 2>&1; }; } || missing="$missing docker.io"
     { docker compose version >/dev/null 2>&1 || have docker-compose; } || missing="$missing docker-compose"
     have ssh-keygen || missing="$missing openssh-client"
     if ! have uv; then
