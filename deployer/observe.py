@@ -15,7 +15,7 @@ from deployer.inventory import Host
 from deployer.model import Facts, Plan, Probe, ProbeOutput, Where
 from deployer.nvidia_texts import smi_verdict
 from deployer.remote.lock_record import Controller, Held, is_stale
-from deployer.remote.lock_scripts import held, read_script
+from deployer.remote.lock_scripts import parse_read, read_script
 from deployer.shell import words
 from deployer.state import DeploymentState
 from deployer.steps.base import Step
@@ -105,8 +105,7 @@ def parse_lock(output: ProbeOutput) -> LockSeen:
     if output.exit != 0 or output.timed_out:
         told = (output.error_text.strip() or "no answer").splitlines()[-1]
         return LockSeen(problem=f"the host lock could not be read: {told}")
-    run_id, _, rest = output.text.partition("\n")[2].partition("\n")
-    return LockSeen(held(run_id.strip(), rest))
+    return LockSeen(parse_read(output.text)[0])
 
 
 def parse_clock(output: ProbeOutput) -> ClockFact:

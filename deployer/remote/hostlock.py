@@ -26,8 +26,8 @@ from deployer.remote.lock_scripts import (
     Outcome,
     Taken,
     acquire_prelude,
-    held,
     parse_outcome,
+    parse_read,
     read_script,
     release_script,
     remove_script,
@@ -185,9 +185,7 @@ def read_lock(transport: Transport, path: str = LOCK) -> Seen | None:
         return None
     if answer.exit != 0:
         raise _not_done("read", transport.name, answer)
-    mark, _, text = answer.text.partition("\n")
-    run_id, _, record = text.partition("\n")
-    return Seen(held(run_id, record), mark)
+    return Seen(*parse_read(answer.text))
 
 
 def unlock(transport: Transport, seen: Seen, path: str = LOCK) -> bool:

@@ -163,6 +163,12 @@ def held(run_id: str, record: str, age: str = "") -> Held:
     return Held(known, run_id.strip("?"), float(age) if age.isdigit() else None)
 
 
+def parse_read(text: str) -> tuple[Held, str]:
+    """Who holds the lock, and the mark of this very file, as `read_script` printed them."""
+    mark, age, run_id, record = [*text.split("\n"), "", "", ""][:4]
+    return held(run_id.strip(), record, age.strip()), mark
+
+
 _RELEASE = r"""_l_holder=
 { read -r _l_holder <"$_l_path"; } 2>/dev/null || :
 [ "$_l_holder" != "$_l_run" ] || rm -f "$_l_path"
@@ -183,7 +189,10 @@ exit 1
 # The first line tells this file from any that has its name later; a holder that lives writes anew.
 _READ = r"""[ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44
 [ -f "$_l_path" ] || { printf '%s is no regular file\n' "$_l_path" >&2; exit 1; }
-stat -c '%i %y %s' "$_l_path" && exec head -c "$_l_max" "$_l_path"
+stat -c '%i %y %s' "$_l_path" || exit 1
+_l_at=$(stat -c %Y "$_l_path" 2>/dev/null) || _l_at=
+printf '%s\n' "${_l_at:+$(($(date +%s) - _l_at))}"
+exec head -c "$_l_max" "$_l_path"
 """
 
 _REMOVE = r"""[ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44
@@ -206,7 +215,7 @@ def update_script(record: LockRecord, path: str = LOCK) -> str:
 
 
 def read_script(path: str = LOCK) -> str:
-    """sh text that prints a mark of the file, then its text; status 44 when the lock is free."""
+    """sh text that prints what `parse_read` reads; status 44 when the lock is free."""
     return f"_l_path={quote(path)}\n_l_max={TEXT_MAX}\n{_READ}"
 
 

@@ -149,8 +149,10 @@ def test_unlock_takes_only_what_was_shown(transport: LocalTransport, path: str) 
     assert read_lock(transport, path) is None
     lock = HostLock(OTHER, ME, path)
     lock.acquire(transport)
+    os.utime(path, (time.time() - 7200,) * 2)
     seen = read_lock(transport, path)
     assert seen is not None and seen.held == Held(OTHER, "r2")
+    assert seen.held.describe().endswith(", in step venv (for 2 h)")
     lock.enter(transport, "shards")
     with pytest.raises(errors.LockHeld, match="nothing was removed"):
         unlock(transport, seen, path)

@@ -31,7 +31,9 @@ from deployer.steps.venv_facts import ComputeFact
 from tests.unit.hoststeps import SHELLS, A, B, deployment, facts, output, run_script
 
 LAUNCH = "20261130-070000-ab12"
-GOOD = json.dumps({"verdict": "good", "launch": LAUNCH, "verified": 5.0, "figures": {"tokens_per_s": 2}})
+GOOD = json.dumps(
+    {"verdict": "good", "launch": LAUNCH, "verified": 5.0, "figures": {"tokens_per_s": 2}}
+)
 OURS = PortOwner(70, 900, 69, 69, f"server-qwen/{LAUNCH}", "python -m sglang.launch_server")
 STRANGER = PortOwner(26, 5, 26, 1, "", "python3 -m http.server 30000")
 
@@ -206,7 +208,7 @@ def test_a_lock_that_cannot_be_read_is_a_problem() -> None:
     fact = observe.parse_lock(ProbeOutput(1, b"", b"cat: lock: Permission denied\n"))
     assert fact.held is None
     assert "Permission denied" in fact.problem
-    assert observe.parse_lock(ProbeOutput(0, b"1 2 3\n?\nnoise\n", b"")).held == Held(None)
+    assert observe.parse_lock(ProbeOutput(0, b"1 2 3\n7\n?\nnoise\n", b"")).held == Held(None)
 
 
 def planning(name: str, plan: Plan | Exception) -> Step:
