@@ -14,6 +14,7 @@ from deployer.sglang.verdict import (
     Verdict,
     bad,
     is_code,
+    is_command,
     is_prose,
     lines,
     new_words,
@@ -80,7 +81,8 @@ def _units(text: str) -> list[tuple[str, int, bool]]:
         for part in re.finditer(r"[^.!?。！？]+[.!?。！？]*", line.group()):
             unit = part.group().strip().lower()
             if any(character.isalnum() for character in unit):
-                prose = len(tokens(unit)) >= 4 and is_prose(unit) and not re.search(r"\d", unit)
+                prose = len(tokens(unit)) >= 4 and is_prose(unit) and not is_command(unit)
+                prose = prose and not re.search(r"\d", unit)
                 found.append((unit, line.start() + part.start(), prose))
     return found
 
@@ -149,7 +151,7 @@ def one_pattern(text: str) -> Verdict:
             run = []
         for part in parts:
             words = tokens(part.group())
-            if len(words) < 5 or not is_prose(part.group()):
+            if len(words) < 5 or not is_prose(part.group()) or is_command(part.group()):
                 continue
             if run and _same_pattern(run[-1], words):
                 run.append(words)

@@ -66,6 +66,11 @@ def is_prose(text: str) -> bool:
     return bool(visible) and letters / len(visible) > 0.8
 
 
+def is_command(line: str) -> bool:
+    """Has it options, as a command line has? Two at least; a dash of prose has a space behind."""
+    return len(re.findall(r"(?:^|\s)--?[A-Za-z]", line)) >= 2
+
+
 def is_code(text: str) -> bool:
     """Do most of its lines, five at least, end as statements do?"""
     rows = [row.rstrip() for row in text.split("\n") if row.strip()]
