@@ -10,6 +10,16 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from deployer.sglang.surroundings import (
+    PHRASE,
+    announced,
+    blank_rows,
+    fenced,
+    in_code,
+    is_data,
+    opened,
+    underlines,
+)
 from deployer.sglang.verdict import GOOD, Verdict, bad, is_prose, lines, new_words, spans
 
 CHARACTER_RUN = 24
@@ -25,19 +35,13 @@ TRAILING_RUN = 100
 LONGEST = 120
 """Tokens of a block that is looked for."""
 BANDS = ((1, 3), (4, 12), (13, 40), (41, LONGEST))
-FENCE = re.compile(r"^[ \t]*(?:```|~~~)", re.MULTILINE)
 NUMBER = re.compile(r"\d[\d./:-]*")
 """A date or a time is one."""
 COUNTED_LINES = 40
 PICTURE = re.compile("[\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff]")
 PICTURES = re.compile("(?:[\u2600-\u27bf\u2b00-\u2bff\U0001f300-\U0001faff][\ufe0f\u200d ]*){100,}")
-BRACKETS = (("{", "}"), ("[", "]"), ("(", ")"))
-KEY = re.compile(r"\"[^\"\n]*\"\s*:|'[^'\n]*'\s*:|[.\w]+\s*[:=](?!=)")
-VALUE = re.compile(r"\b\d+(?:\.\d+)?\b|\"\"|''")
 BLANK_RUN = 3000
 """Characters of a form that is cut."""
-PHRASE = re.compile(r"(?:[^\W\d_]+ ){4}[^\W\d_]+")
-"""Five words; a row of data says less."""
 
 
 def character_run(text: str) -> Verdict:
@@ -52,7 +56,7 @@ def character_run(text: str) -> Verdict:
 
 def _may_run(text: str, match: re.Match[str], character: str, length: int) -> bool:
     after = text[match.end() :]
-    if _underlines(text, match):
+    if underlines(text, match):
         return True
     if character in SQUARES and length <= 60 and len(set(text) & SQUARES) >= 2:
         return True
@@ -65,7 +69,7 @@ def _may_run(text: str, match: re.Match[str], character: str, length: int) -> bo
         return length < (DRAWING_RUN if goes_on else 4 * CHARACTER_RUN)
     if length <= 2 * TRAILING_RUN and fenced(text, match.start(), match.end()):
         return True
-    if character.isalnum() and length <= DRAWING_RUN and goes_on and _in_code(text, match):
+    if character.isalnum() and length <= DRAWING_RUN and goes_on and in_code(text, match):
         return True
     head = re.match(r"\S*", text[max(0, match.start() - 200) : match.start()][::-1])
     tail = re.match(r"\S*", after[:200])
@@ -79,22 +83,6 @@ def _may_run(text: str, match: re.Match[str], character: str, length: int) -> bo
     return cry and len(others) >= 2 and length <= 60 and goes_on
 
 
-def _underlines(text: str, match: re.Match[str]) -> bool:
-    """Is it a mark alone on its line, as long as the heading above it? (reStructuredText)"""
-    if match[1].isalnum() or match[1].isspace():
-        return False
-    before, newline, line = text[: match.start()].rpartition("\n")
-    heading = before.rpartition("\n")[2].strip()
-    alone = newline and not line.strip() and not text[match.end() :].partition("\n")[0].strip()
-    return bool(alone and heading) and abs(len(heading) - len(match.group())) <= 2
-
-
-def _in_code(text: str, match: re.Match[str]) -> bool:
-    """Does it stand between two backticks of one line?"""
-    before = text[: match.start()].rpartition("\n")[2]
-    return before.count("`") % 2 == 1 and "`" in text[match.end() :].partition("\n")[0]
-
-
 def syllable_run(text: str) -> Verdict:
     """A few letters over and over within one word; of digits (a fraction) much more."""
     for match in re.finditer(r"([^\s]{2,12}?)\1{13,}", text):
@@ -102,12 +90,12 @@ def syllable_run(text: str) -> Verdict:
         if new_words(text[match.end() :], match.group()) >= 4:
             least *= 3
         if least <= len(match.group()) and any(character.isalnum() for character in match[1]):
-            if len(match.group()) <= DRAWING_RUN and _in_code(text, match):
+            if len(match.group()) <= DRAWING_RUN and in_code(text, match):
                 continue
             times = len(match.group()) // len(match[1])
             return bad(f"{match[1]!r} {times} times in a row", match.start())
     for glued in re.finditer(r"([^\W\d_]{13,60}?)\1{5,}", text):
-        if len(glued.group()) <= DRAWING_RUN and _in_code(text, glued):
+        if len(glued.group()) <= DRAWING_RUN and in_code(text, glued):
             continue
         return bad(f"{glued[1]!r} over and over, without a space", glued.start())
     return GOOD
@@ -168,7 +156,7 @@ def _too_often(
     if goes_on and repeats <= 40 and last - first <= 2000 and announced(text, first):
         return False
     run = text[first:last]
-    if goes_on and repeats <= 40 and last - first <= 2000 and _is_data(run):
+    if goes_on and repeats <= 40 and last - first <= 2000 and is_data(run):
         return False
     if len(run) <= BLANK_RUN and blank_rows(run) and (goes_on or opened(text[:first])):
         return False
@@ -183,47 +171,6 @@ def _too_often(
     if len(block) <= 3:
         return repeats >= 7 * more + more - 1
     return repeats >= 5 * more or (repeats >= 4 and covered / total > 0.5 and not goes_on)
-
-
-def _is_data(run: str) -> bool:
-    """Rows of code or of a table, not of sentences: a third of it is marks and figures."""
-    visible = [mark for mark in run if not mark.isspace()]
-    rows = [row for row in run.split("\n") if row.strip()]
-    marks = sum(not mark.isalpha() for mark in visible)
-    return len(rows) >= 4 and marks > len(visible) / 3 and not PHRASE.search(run)
-
-
-def blank_rows(run: str) -> bool:
-    """Rows of a form that is still to be filled: nothing but zeros, nulls and empty texts.
-
-    A document of them may be cut by the limit; rows that say something would be a loop.
-    """
-    rows = [row for row in run.split("\n") if row.strip()]
-    if len(rows) < 4 or any(run.count(a) > run.count(b) + 1 for a, b in BRACKETS):
-        return False
-    said = KEY.sub("", run)
-    if re.search(
-        r"[^\W_]",
-        re.sub(
-            r"<[^<>=]*(?:>|\Z)|\A[^<>\n]*>|\b(?:null|none|nan|true|false)\b",
-            "",
-            VALUE.sub("", said),
-            flags=re.IGNORECASE,
-        ),
-    ):
-        return False
-    return len(set(re.findall(r"\d+(?:\.\d+)?", said))) <= 2
-
-
-def opened(before: str) -> bool:
-    """Is a fence or a bracket open there, or a key of YAML or a header of CSV right before?"""
-    if sum(1 for _ in FENCE.finditer(before)) % 2:
-        return True
-    if any(before.count(one) > before.count(other) for one, other in BRACKETS[:2]):
-        return True
-    return bool(
-        re.search(r":[ \t]*\n[ \t]*(?:- )?\S*[ \t]*\Z|\w,\w[^\n]*\n?[ ,]*\Z", before[-200:])
-    )
 
 
 def _marks_too_often(run: str, block: Sequence[str], repeats: int, share: float, rest: str) -> bool:
@@ -242,18 +189,6 @@ def _marks_too_often(run: str, block: Sequence[str], repeats: int, share: float,
     if not rest.strip() and len(rows) <= 2 and numbers and len(block) >= 3:
         return repeats >= 20
     return repeats >= 40 and share > 0.5 and not set("".join(block)) <= DRAWING
-
-
-def fenced(text: str, begin: int, end: int) -> bool:
-    """Does it stand in a code fence that is closed again?"""
-    opened = sum(1 for _ in FENCE.finditer(text, 0, begin)) % 2 == 1
-    inside = re.search(r"[^`~\s]", text[begin:end])
-    return bool(opened and inside and not FENCE.search(text[begin:end]) and FENCE.search(text, end))
-
-
-def announced(text: str, begin: int) -> bool:
-    """Does a colon stand before it, as before a quotation?"""
-    return text[:begin].rstrip(" \t\n*_\"'“«>`").endswith((":", "："))
 
 
 def numbered_period(text: str) -> Verdict:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from deployer.sglang import salad
-from deployer.sglang.repetition import announced, fenced
+from deployer.sglang.surroundings import announced, fenced
 from deployer.sglang.verdict import (
     GOOD,
     Verdict,
