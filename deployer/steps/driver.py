@@ -136,8 +136,7 @@ def host_warnings(
     own = host.userspace
     if host.loaded and own.libraries and not own.is_version(host.loaded):
         yield (
-            f"on {name} {own.describe(host.loaded)}: nvidia-smi does not tell there how "
-            "much memory is used",
+            f"on {name} {own.describe(host.loaded)}: what uses GPU memory is not seen there",
             f"install the libraries and nvidia-smi of exactly {host.loaded} on {name}",
         )
     if host.rivals:

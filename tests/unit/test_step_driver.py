@@ -527,7 +527,7 @@ def test_a_healthy_machine_has_no_warnings() -> None:
         ((host(rivals=("nouveau",)),), "it can take GPUs at boot"),
         (
             (host(userspace=userspace("570.1.2")),),
-            f"on kpro5 driver libraries are 570.1.2, not {WANTED}: nvidia-smi does not tell",
+            f"on kpro5 driver libraries are 570.1.2, not {WANTED}: what uses GPU memory is",
         ),
         ((host(userspace=userspace(smi=False)),), "on kpro5 nvidia-smi is not installed"),
         ((host(log=("NVRM: GPU 0000:02:00.0: RmInitAdapter failed!",)),), "could not start a GPU"),
