@@ -199,6 +199,9 @@ rotate() {
     value log.base
     taken=$(wc -c <log.1)
     printf '%s\n' $((${val:-0} + taken)) >log.base.new && mv -f log.base.new log.base && : >log
+  else
+    # No room for the copy: older logs go, so that the next look can make it.
+    rm -f log.new log.[1-9] log.[1-9][0-9]
   fi
   rm -f rotating
 }

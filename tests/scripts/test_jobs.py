@@ -371,6 +371,32 @@ def test_a_growing_log_is_rotated_and_no_byte_is_missed(jobs: Jobs) -> None:
     until(lambda: not jobs._survey(job, "none"), "the monitor is gone too")
 
 
+def test_on_a_full_disk_older_logs_make_room_for_the_rotation(
+    shell: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    full = tmp_path / "full"
+    full.touch()
+    cp = tmp_path / "tools" / "cp"
+    cp.parent.mkdir()
+    cp.write_text(f'#!/bin/sh\n[ ! -e {full} ] || exit 1\nPATH=${{PATH#*:}}\nexec cp "$@"\n')
+    cp.chmod(0o755)
+    path = f"{cp.parent}:{shell_path(shell, tmp_path_factory.getbasetemp())}"
+    jobs = Jobs(LocalTransport(path), str(tmp_path / "jobs"), rotate_every_s=1)
+    job = jobs.start("a", "1", "until [ -e go ]; do sleep 0.02; done", log_max_bytes=1000)
+    here = folder(jobs, job)
+    for old in ("log.1", "log.2", "log.3"):
+        (here / old).write_bytes(b"old")
+    (here / "log").write_bytes(b"x" * 2000)
+    until(lambda: sorted(one.name for one in here.glob("log*")) == ["log"], "room")
+    assert (here / "log").stat().st_size == 2000
+    full.unlink()
+    until(lambda: (here / "log.1").exists() and not (here / "log").stat().st_size, "rotation")
+    assert (here / "log.1").read_bytes() == b"x" * 2000
+    (here / "go").touch()
+    ended(jobs, job)
+    until(lambda: not jobs._survey(job, "none"), "the monitor is gone too")
+
+
 def test_progress_is_the_last_line(jobs: Jobs) -> None:
     job = jobs.start(
         "a", "1", """echo '{"done": 1}' >progress; echo '{"done": 2}' >>$JOB/progress"""
