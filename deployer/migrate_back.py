@@ -24,10 +24,15 @@ class Back:
         self.source, self.destination = pair.source, pair.destination
 
     def take(self) -> None:
-        """The source serves as before, the destination is stopped. Traffic first."""
+        """The source serves as before, the destination is stopped. Traffic first.
+
+        Raises UsageError before anything is touched when the way back is not known.
+        """
         pair, source, destination = self.pair, self.source, self.destination
         pair.result.record = pair.record
         pair.result.lines = self.lines()
+        if pair.record.cut:
+            pair.way()
         if pair.options.dry_run or not pair.agreed():
             return
         # What the destination has to say can wait: it may be dark.

@@ -207,7 +207,7 @@ class Forward:
     def cut_over(self) -> None:
         """The traffic moves; from the first act on, `--abort` moves it back."""
         if not self.pair.record.cut:
-            self.pair.record.cut = True
+            self.pair.record.cut, self.pair.record.way = True, self.pair.way().rules.kind
             self.pair.save()
         gap = self.pair.moved("forward")
         if gap is not None and gap.open:

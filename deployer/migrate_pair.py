@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deployer.down import down_steps
-from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
+from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable, UsageError
 from deployer.events import Bus, StepDone, StepStarted
 from deployer.migrate_cutover import way_of
 from deployer.migrate_gap import Gap
@@ -190,8 +190,19 @@ class Pair:
             self.save()
 
     def way(self) -> Way:
-        """The cut-over that the inventory names, with the journal as it is now."""
-        return way_of(self.source, self.destination, self.record, self.save)
+        """The cut-over that the inventory names, with the journal as it is now.
+
+        Raises UsageError when the inventory has changed since the traffic moved in another way.
+        """
+        way = way_of(self.source, self.destination, self.record, self.save)
+        if self.record.cut and self.record.way not in ("", way.rules.kind):
+            raise UsageError(
+                f"the traffic was moved by cutover.{self.record.way}; the inventory has "
+                f"cutover.{way.rules.kind} now",
+                where=self.name,
+                fix="put it back in the inventory until this migration is finished or taken back",
+            )
+        return way
 
     @contextmanager
     def told(self, phase: str) -> Iterator[None]:

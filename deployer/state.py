@@ -160,6 +160,8 @@ class Migration(StateModel):
     """The destination had the wanted launch already; `--abort` leaves it."""
     cut: bool = False
     """The cut-over was begun: traffic may go to the destination."""
+    way: str = ""
+    """How: router|hook|address|none. The inventory may say something else by now."""
     lending: bool = False
     """A key for the copy may be on the source."""
     weights_from: str = ""

@@ -318,6 +318,20 @@ def test_a_probe_url_that_answers_nobody_is_an_obstacle(make: Make) -> None:
     assert "clients get no answer at http://127.0.0.1:1" in result.error.evidence[0]
 
 
+def test_a_cutover_that_was_changed_meanwhile_is_not_used_for_the_way_back(make: Make) -> None:
+    world = make()
+    assert world.migrate().error is None
+    world.rules = {"settle_s": 1, "drain_s": 0, **HOOK}
+    before = len(world.effects)
+    result = world.migrate(abort=True)
+    assert result.exit_code == 2
+    assert "moved by cutover.router; the inventory has cutover.hook" in str(result.error)
+    assert len(world.effects) == before
+    world.rules = {"settle_s": 1, "drain_s": 0, **ROUTER}
+    assert world.migrate(abort=True).error is None
+    assert_back(world)
+
+
 def test_another_migration_is_one_obstacle_among_others(make: Make) -> None:
     world = make()
     world.machines[SRC].good = False
