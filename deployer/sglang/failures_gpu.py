@@ -50,7 +50,8 @@ GPU: tuple[Rule, ...] = (
         r"|Unexpected error from cudaGetDeviceCount.*Error (?!80[34])\d+"
         r"|libcuda\.so\.1: cannot open shared object"
         r"|Failed to initialize NVML|Can't initialize NVML|NVML Shared Library Not Found"
-        r"|NVMLError_(?:LibraryNotFound|DriverNotLoaded|Uninitialized)|Error: nvidia-smi not found",
+        r"|NVMLError_(?:LibraryNotFound|DriverNotLoaded|Uninitialized)|Error: nvidia-smi not found"
+        r"|could not select device driver",
         "no GPU is usable in the guest: `deploy up --from driver`",
         last=True,
     ),
