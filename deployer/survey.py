@@ -23,7 +23,7 @@ from deployer.remote.connect import open_host
 from deployer.remote.sshtry import Door, Tried, try_login
 from deployer.remote.sudo import SudoTransport, sudo_works
 from deployer.remote.transport import Transport
-from deployer.steps import boot_facts, container_facts, driver_facts, gpus_facts
+from deployer.steps import boot_facts, container_facts, driver_probes, gpus_facts
 from deployer.steps.boot_facts import BootFacts
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver, HostKernels, HostSmi
@@ -161,7 +161,7 @@ def survey(name: str, ssh: Ssh, base: Path) -> Survey:
 
 
 def _host(transport: Transport) -> list[object]:
-    probes = [machine_probe(), *driver_facts.host_probes(), boot_facts.probe()]
+    probes = [machine_probe(), *driver_probes.host_probes(), boot_facts.probe()]
     return list(ask(transport, probes).values())
 
 

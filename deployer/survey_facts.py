@@ -16,9 +16,10 @@ from deployer.model import Probe, ProbeOutput, Where
 from deployer.remote.framing import PATH
 from deployer.remote.hostkeys import HostKey, parse_public
 from deployer.shell import assignments, words
-from deployer.steps import container_facts, driver_facts, driver_scripts
+from deployer.steps import container_facts, driver_probes, driver_scripts
 from deployer.steps.container_facts import GuestNodes
-from deployer.steps.driver_facts import GuestDriver, rooted
+from deployer.steps.driver_facts import GuestDriver
+from deployer.steps.driver_scripts import rooted
 
 GUEST_TIMEOUT_S = 20.0
 
@@ -184,7 +185,7 @@ def parse_guest(output: ProbeOutput, root: str = "") -> GuestLook:
         tuple(_addresses(rows.get("address", ()))),
         next((port for port in ports if 0 < port < 65536), 22),
         tuple(key for key in keys if key is not None),
-        driver_facts.parse_guest(output),
+        driver_probes.parse_guest(output),
         container_facts.parse_nodes(output, root),
     )
 

@@ -11,7 +11,7 @@ import binascii
 from dataclasses import dataclass
 
 from deployer.model import Probe, ProbeOutput, Where
-from deployer.steps.driver_facts import rooted
+from deployer.steps.driver_scripts import rooted
 
 MAX_FILE_BYTES = 65536
 LOADER_VARIABLE = "LoaderInfo-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"

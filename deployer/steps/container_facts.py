@@ -13,7 +13,7 @@ from deployer import gpu, pct_config, proxmox
 from deployer.inventory import Create
 from deployer.model import Probe, ProbeOutput, Where
 from deployer.shell import assignments
-from deployer.steps.driver_facts import rooted
+from deployer.steps.driver_scripts import rooted
 
 PCT_TIMEOUT_S = 30.0
 MARK = "=== "

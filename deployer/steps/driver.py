@@ -24,11 +24,10 @@ from deployer.steps.driver_facts import (
     HostKernels,
     HostSmi,
     System,
-    guest_probe,
-    host_probes,
 )
 from deployer.steps.driver_guest import guest_silent, plan_guest, plan_plain
 from deployer.steps.driver_host import plan_host
+from deployer.steps.driver_probes import guest_probe, host_probes
 from deployer.steps.driver_table import lines, lost_at_boot, lost_kernels, table
 from deployer.steps.gpus_facts import GpuFacts
 

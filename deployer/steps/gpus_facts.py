@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from deployer import gpu, proxmox
 from deployer.model import Probe, ProbeOutput, Where
 from deployer.shell import words
-from deployer.steps.driver_facts import rooted
+from deployer.steps.driver_scripts import rooted
 from deployer.steps.gpus_holders import Holder, Pending, hidden_users, holders, pending
 from deployer.steps.gpus_probe import OVERRIDE_SCRIPT, OVERRIDE_TIMEOUT_S, SCRIPT, TIMEOUT_S
 

@@ -14,7 +14,7 @@ from deployer.deployment import Deployment
 from deployer.errors import DeployError, StepFailed
 from deployer.model import Facts, Plan, PlanState, Where
 from deployer.state import DeploymentState
-from deployer.steps import boot_facts, driver_facts
+from deployer.steps import boot_facts, driver_probes
 from deployer.steps.base import Step, StepContext
 from deployer.steps.boot_edit import MARK
 from deployer.steps.driver import DriverStep
@@ -191,7 +191,7 @@ class Driver:
         self.made = working(host, self.want, DeploymentState(), self.look)
 
     def look(self) -> Facts:
-        return self.host.look(driver_facts.host_probes())
+        return self.host.look(driver_probes.host_probes())
 
     def up(self) -> Plan:
         return acted(DriverStep(), self.made, self.look())

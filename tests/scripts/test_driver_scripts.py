@@ -26,10 +26,9 @@ from deployer.steps.driver_facts import (
     HostKernels,
     HostSmi,
     Package,
-    guest_probe,
-    host_probes,
 )
 from deployer.steps.driver_install import UNLOAD, apt_job, dkms_job
+from deployer.steps.driver_probes import guest_probe, host_probes
 from deployer.steps.harmless import HARMLESS
 from tests.local_transport import LocalTransport, shell_path
 from tests.unit.hoststeps import SHELLS, output, run_script, tool, write
