@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 
 from deployer import errors
-from deployer.remote import job_scripts
+from deployer.remote import job_marks, job_scripts, job_start
 from deployer.remote.job_status import (
     ROOT,
     TAIL_BYTES,
@@ -109,7 +109,7 @@ class Jobs:
         check_words(name, job_id)
         settings = (log_max_bytes, KEEP_LOGS, self._rotate_every_s)
         answer = self.transport.run(
-            job_scripts.START,
+            job_start.START,
             args=(self.root, name, job_id, *map(str, settings)),
             stdin=_tar(script, files or {}, secrets or {}),
             timeout_s=60.0,
@@ -244,7 +244,7 @@ class Jobs:
 
     def _survey(self, job: JobIdentity, action: str) -> tuple[_Member, ...]:
         answer = self.transport.run(
-            job_scripts.SURVEY,
+            job_marks.SURVEY,
             args=(
                 *(self.root, job.name, job.id, str(job.pid), str(job.start), job.boot),
                 *(str(job.session), action),
@@ -292,8 +292,8 @@ def _tar(script: str, files: Mapping[str, bytes], secrets: Mapping[str, str]) ->
     if taken:
         raise ValueError(f"not a name for a file of a job: {taken}")
     members: list[tuple[str, bytes, int]] = [
-        ("wrapper", job_scripts.WRAPPER.encode(), 0o644),
-        ("enter", job_scripts.ENTER.encode(), 0o644),
+        ("wrapper", job_start.WRAPPER.encode(), 0o644),
+        ("enter", job_start.ENTER.encode(), 0o644),
         ("script", script.encode("utf-8", "surrogateescape"), 0o644),
         *((name, content, 0o644) for name, content in files.items()),
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from deployer.deployment import Deployment
 from deployer.model import Probe, ProbeOutput
-from deployer.remote.job_scripts import MARKED
+from deployer.remote.job_marks import MARKED
 from deployer.remote.jobs import ROOT, JobIdentity
 from deployer.sglang.compat import Problem, check
 from deployer.sglang.mtphead import has_head, headless

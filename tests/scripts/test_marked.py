@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deployer.remote.job_scripts import MARKED
+from deployer.remote.job_marks import MARKED
 from tests.local_transport import SHELLS, LocalTransport, shell_path
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="others' processes are not seen")
