@@ -189,7 +189,9 @@ def parse_look(output: ProbeOutput) -> GcFact:
     lines = output.text.split("\n")
     if "end" not in lines[-2:]:
         return GcFact(problem=f"the folders could not be looked at: {_told(output)}")
-    found, used, through, building = [], [], [], []
+    # By path: the trash of a folder with several models is looked at for each.
+    found: dict[str, Found] = {}
+    used, through, building = [], [], []
     links: dict[str, str] = {}
     free: dict[str, int] = {}
     real: dict[str, str] = {}
@@ -197,7 +199,7 @@ def parse_look(output: ProbeOutput) -> GcFact:
     for line in lines:
         match line.split("\t"):
             case ["found", *row] if len(row) == 13:
-                found.append(_found(row))
+                found[row[1]] = _found(row)
             case ["link", link, target]:
                 links[link] = target
             case ["free", path, kb]:
@@ -213,7 +215,7 @@ def parse_look(output: ProbeOutput) -> GcFact:
             case ["building", job]:
                 building.append(job)
     return GcFact(
-        *("", tuple(found), links, tuple(used), named, free),
+        *("", tuple(found.values()), links, tuple(used), named, free),
         through=tuple(through),
         building=tuple(building),
         real=real,

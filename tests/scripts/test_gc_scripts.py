@@ -244,6 +244,12 @@ def test_a_trash_that_is_not_ours_is_not_looked_at(world: World) -> None:
     assert world.remove("trash", other) == "held not known to be ours"
     (world.builds / TRASH / MARK).touch()
     assert world.found("theirs").kind == "trash"
+    world.model("m")
+    world.model("n")
+    left = world.folder / "models" / TRASH / "of-both"
+    left.mkdir(parents=True)
+    (left.parent / MARK).touch()
+    assert world.found("of-both").kind == "trash", "it is found once"
 
 
 def test_who_opens_it_in_between_keeps_it(world: World) -> None:
