@@ -10,6 +10,7 @@ import click
 
 from deployer import crosscheck_playbook
 from deployer.catalog import Catalog
+from deployer.cli.deadline import deadline
 from deployer.cli.fit_host import Seen, fullest_gpu
 from deployer.cli.fit_report import Answer, document, lines
 from deployer.cli.options import Options, common
@@ -113,7 +114,8 @@ def command(
     used_mib = 0
     seen: Seen | None = None
     if host is not None:
-        seen = fullest_gpu(options, host, path.stem)
+        with deadline(options.timeout):
+            seen = fullest_gpu(options, host, path.stem)
         gpu_mib, used_mib = seen.total_mib, seen.used_mib
         notes.append(
             f"the fullest GPU of {seen.deployment} now: {seen.name}, {used_mib} of {gpu_mib} MiB "

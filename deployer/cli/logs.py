@@ -10,6 +10,7 @@ from collections.abc import Callable
 import click
 
 from deployer.catalog import Catalog
+from deployer.cli.deadline import deadline
 from deployer.cli.options import Options, common, complete_target
 from deployer.errors import DeployError, Unreachable, UsageError
 from deployer.names import listed
@@ -56,10 +57,12 @@ def command(options: Options, word: str, follow: bool, lines: int, launch: str) 
     [want] = deployments
     session = HostSession(want.host_name, want.host, options.inventory)
     try:
-        jobs = Jobs(session.transports(want)[want.guest])
+        with deadline(options.timeout):
+            jobs = Jobs(session.transports(want)[want.guest])
         reader = LogReader(jobs, server_job_name(want), want.id, _to_stdout, _to_stderr)
         try:
-            reader.begin(launch, lines)
+            with deadline(options.timeout):
+                reader.begin(launch, lines)
             if follow:
                 reader.follow(pinned=bool(launch), timeout_s=options.timeout)
         finally:

@@ -56,6 +56,16 @@ class LazyGroup(click.Group):
         command.context_settings = {**CONTEXT, **command.context_settings}
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's; a misspelt command gets the nearest one."""
+        if args[0] not in COMMANDS and not ctx.resilient_parsing:
+            from deployer.names import did_you_mean
+
+            ctx.fail(f"there is no command `{args[0]}`{did_you_mean(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the table without loading the commands."""
         with formatter.section("Commands"):
@@ -118,7 +128,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     verbose = any(word in ("-v", "--verbose") for word in sys.argv[1:])
     try:
-        code = group.main(standalone_mode=False)
+        code = group.main(prog_name="deploy", standalone_mode=False)
     except click.exceptions.Abort:
         _say("deploy: interrupted", "run the same command again; it continues where it was")
         sys.exit(130)

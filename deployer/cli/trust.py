@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import click
 from deployer import names
 from deployer.catalog import Catalog
 from deployer.cli.ask import agreed
+from deployer.cli.deadline import deadline
 from deployer.cli.direct import Way, direct, retold, ssh_of
 from deployer.cli.options import Options, common, complete_target
 from deployer.errors import Unreachable, UsageError
@@ -38,12 +39,18 @@ def command(options: Options, words: tuple[str, ...], way: Way) -> int:
     USER@HOST is a machine that no inventory names yet; --port and the like are for it.
     """
     options.only_talks("trust")
+    with deadline(options.timeout):
+        _trust(words, way, options)
+    return 0
+
+
+def _trust(words: Sequence[str], way: Way, options: Options) -> None:
     direct_words = [word for word in words if "@" in word]
     for word in direct_words:
         _direct(word, way, options)
     named = [word for word in words if word not in direct_words]
     if not named:
-        return 0
+        return
     if way.given:
         raise UsageError(
             f"how {names.listed(named)} is reached stands in the inventory",
@@ -56,7 +63,6 @@ def command(options: Options, words: tuple[str, ...], way: Way) -> int:
             inside = partial(_inside, catalog, host, vmid, options) if vmid is not None else None
             while not _recorded(fetch(name, ssh, options.inventory), options, inside):
                 continue
-    return 0
 
 
 def _direct(word: str, way: Way, options: Options) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import click
 
 from deployer.catalog import Catalog
 from deployer.cli.ask import agreed
+from deployer.cli.deadline import deadline
 from deployer.cli.options import Options, common, complete_target
 from deployer.cli.plain import printable
 from deployer.remote.connect import open_host
@@ -22,6 +25,12 @@ def command(options: Options, words: tuple[str, ...]) -> int:
     shows who holds the lock, and asks.
     """
     options.only_talks("unlock")
+    with deadline(options.timeout):
+        _unlock(words, options)
+    return 0
+
+
+def _unlock(words: Sequence[str], options: Options) -> None:
     catalog = Catalog.load(options.inventory)
     for word in words:
         transport = open_host(word, catalog.host(word).ssh, options.inventory)
@@ -43,4 +52,3 @@ def command(options: Options, words: tuple[str, ...]) -> int:
             click.echo(f"{word}: {'unlocked' if done else 'the lock is free'}", err=True)
         finally:
             transport.close()
-    return 0

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,36 @@ def test_a_closed_port_is_exit_3_and_json_stays_one_document(tmp_path: Path) -> 
     assert document["deployments"][0]["error"]["fix"]
     assert "127.0.0.1:1" in done.stderr
     assert "refuses the connection" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["trust", "unlock", "logs", "status", "doctor"])
+def test_a_host_that_never_answers_ends_with_the_timeout(tmp_path: Path, name: str) -> None:
+    """`--timeout` holds for every command that asks a host."""
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        port = mute.getsockname()[1]
+        inventory = write(tmp_path, GOOD.replace("port: 1}", f"port: {port}}}"), PLAYBOOK)
+        begun = time.monotonic()
+        done = deploy("-i", str(inventory), name, "box", "--timeout", "1.5")
+    assert done.returncode in (1, 3), done.stderr
+    assert "--timeout of 1.5 s" in done.stderr + done.stdout
+    assert time.monotonic() - begun < 12
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        (["stats", "box"], "see `deploy --help`"),
+        (["up", "--vebrose", "box"], "see `deploy up --help`"),
+        (["logs"], "see `deploy logs --help`"),
+        (["up", "box", "--timeout", "x"], "see `deploy up --help`"),
+    ],
+)
+def test_a_wrong_word_is_two_lines(words: list[str], fix: str) -> None:
+    done = deploy(*words)
+    assert done.returncode == 2
+    what, what_to_do = done.stderr.splitlines()
+    assert what.startswith("deploy: ")
+    assert what_to_do == f"  -> {fix}"
+    assert done.stdout == ""
+    if words[0] == "stats":
+        assert "did you mean `status`?" in what
