@@ -30,27 +30,26 @@ if [ -z "$_b_dir" ] || ! mkfifo "$_b_dir/done"; then
 fi
 exec 3<>"$_b_dir/done"
 _b_timer=
-_b_kill_tree() {
-  # The pid and all its descendants, found by parent pid; needs neither setsid nor timeout.
-  for _b_pid in "$@"; do
-    for _b_stat in /proc/[0-9]*/stat; do
-      { read -r _b_line <"$_b_stat"; } 2>/dev/null || continue
-      _b_rest=${_b_line##*) }
-      case $_b_rest in
-        ?" $_b_pid "*) _b_kill_tree_found="$_b_kill_tree_found ${_b_line%% *}" ;;
+_b_kill() {
+  # $1 and all its descendants, found by parent pid; needs neither setsid nor timeout. /proc is read
+  # once: a busy host has thousands of processes.
+  _b_table=
+  for _b_stat in /proc/[0-9]*/stat; do
+    { read -r _b_line <"$_b_stat"; } 2>/dev/null || continue
+    _b_rest=${_b_line##*) ? }
+    _b_table="$_b_table ${_b_line%% *}:${_b_rest%% *}"
+  done
+  _b_all=$1
+  _b_level=" $1 "
+  while [ -n "$_b_level" ]; do
+    _b_below=
+    for _b_entry in $_b_table; do
+      case $_b_level in
+        *" ${_b_entry#*:} "*) _b_below="$_b_below${_b_entry%%:*} " ;;
       esac
     done
-  done
-}
-_b_kill() {
-  _b_all=$1
-  _b_level=$1
-  while [ -n "$_b_level" ]; do
-    _b_kill_tree_found=
-    # shellcheck disable=SC2086
-    _b_kill_tree $_b_level
-    _b_level=$_b_kill_tree_found
-    _b_all="$_b_all $_b_level"
+    _b_all="$_b_all $_b_below"
+    _b_level=${_b_below:+ $_b_below}
   done
   # shellcheck disable=SC2086
   kill -9 $_b_all 2>/dev/null
