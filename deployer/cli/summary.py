@@ -18,10 +18,18 @@ TOLD_TOGETHER = (NotStarted, Interrupted, CommandOverdue)
 
 
 def print_summary(results: Sequence[DeploymentResult], dry_run: bool, *, err: bool = True) -> None:
-    """Failures last, each with its evidence and its next action. On stderr, or all on stdout."""
-    colour = None if (sys.stderr if err else sys.stdout).isatty() else False
-    for line, red in summary_lines(results, dry_run):
-        click.secho(line, fg="red" if red else None, err=err, color=colour)
+    """Failures last, each with its evidence and its next action, on stderr.
+
+    `err`: the rest goes there too; else to stdout, behind the plan.
+    """
+    lines = list(summary_lines(results, dry_run))
+    failing = False
+    for number, (line, red) in enumerate(lines, start=1):
+        failing = failing or red
+        # The last line counts them all.
+        to_err = err or (failing and number < len(lines))
+        stream = sys.stderr if to_err else sys.stdout
+        click.echo(click.style(line, fg="red") if red and stream.isatty() else line, err=to_err)
 
 
 def summary_lines(results: Sequence[DeploymentResult], dry_run: bool) -> Iterator[tuple[str, bool]]:

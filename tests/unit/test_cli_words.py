@@ -19,11 +19,15 @@ from deployer.cli.history import _line as history_line
 from deployer.cli.inorder import InOrder
 from deployer.cli.main import COMMANDS, group
 from deployer.cli.planned import planned_lines
+from deployer.cli.summary import print_summary
 from deployer.document import load
-from deployer.errors import UsageError
+from deployer.engine import Outcome
+from deployer.errors import Unreachable, UsageError
 from deployer.inventory import InventoryFile
+from deployer.model import Plan
 from deployer.names import help_text
 from deployer.state import Launch
+from deployer.up_result import DeploymentResult
 from deployer.validation import validate
 
 ROOT = Path(__file__).parents[2]
@@ -286,3 +290,19 @@ def test_what_passed_and_was_stopped_is_told_as_both() -> None:
         "* 20261130-1             1970-01-01 00:00:05Z  mtp        good; stopped since  "
         "(50 tokens/s alone)"
     )
+
+
+def test_failures_of_a_plan_are_on_stderr_and_the_rest_is_on_stdout(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fine = DeploymentResult("a/x", outcome=Outcome({"venv": Plan.nothing("as wanted")}))
+    dark = DeploymentResult("b/x", error=Unreachable("no answer", where="b", fix="is it on?"))
+    print_summary([fine, dark], True, err=False)
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "a/x: nothing to do",
+        "1 of 2 deployments looked at, 1 failed; nothing was changed",
+    ]
+    assert err.splitlines() == ["deploy: b: no answer", "  -> is it on?"]
+    print_summary([fine, dark], True)
+    assert capsys.readouterr().out == ""
