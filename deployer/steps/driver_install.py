@@ -111,7 +111,7 @@ MAKE_LOG=/var/lib/dkms/nvidia/$VERSION/build/make.log
 state() { stat -c '%i %s %Y' "$1" 2>/dev/null || echo none; }
 log_was=$(state "$LOG")
 make_was=$(state "$MAKE_LOG")
-watch 'the installer' "$LOG" "$MAKE_LOG" log >/dev/null 2>&1 &
+watch 'what the installer has written to its log:' "$LOG" "$MAKE_LOG" log >/dev/null 2>&1 &
 watcher=$!
 status=0
 TMPDIR=$FOLDER/tmp sh "$DEST" $FLAGS --tmpdir="$FOLDER/tmp" || status=$?
