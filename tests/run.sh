@@ -22,8 +22,10 @@ need_packages() {
     # Clients and tools that some tests drive; without them these tests skip and say why.
     wanted=""
     case $1 in
-        unit | scripts) ;;
+        unit) ;;
+        scripts) command -v curl >/dev/null 2>&1 || wanted="$wanted curl" ;;
         *)
+            command -v curl >/dev/null 2>&1 || wanted="$wanted curl"
             command -v rsync >/dev/null 2>&1 || wanted="$wanted rsync"
             command -v aria2c >/dev/null 2>&1 || wanted="$wanted aria2"
             command -v mkfs.btrfs >/dev/null 2>&1 || wanted="$wanted btrfs-progs"
