@@ -170,6 +170,6 @@ def moment(phase: str) -> Happened:
         "cutover": after("note", text="finds it healthy"),
         "settle": begins,
         "stop": after("step_started", step="stop"),
-        "retire": after("note", text="stop container"),
+        "retire": after("change_started", step="retire"),
     }[phase]
     return then(begins, inside)
