@@ -1,6 +1,8 @@
 """What the texts of apt, dpkg and dkms mean when packages do not install, and what to do.
 
-Texts of apt 2.6, dpkg 1.21 and dkms 3.0 (Debian 12), seen in tests/container/test_real_tools.py.
+Texts of apt 2.6, dpkg 1.21 and dkms 3.0 (Debian 12). Those of the locks, an interrupted dpkg, no
+network, unknown and mixed versions and missing headers come from runs of the real tools
+(tests/container/test_real_tools.py); the others are written after their sources' formats.
 All of apt's failures end with status 100, so only the text tells them apart.
 """
 

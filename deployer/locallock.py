@@ -77,8 +77,8 @@ class LocalLock:
             raise LockUnknown(
                 f"the lock of {self._host} could not be asked for: {error}",
                 where=shown(self.path),
-                fix="move it away if it is no plain file; the inventory must lie on a filesystem with "
-                "locks that you may write to",
+                fix="move it away if it is no plain file; the inventory must lie on a filesystem "
+                "with locks that you may write to",
             ) from error
         self._owner = replace(self._owner, since=time.time())
         try:

@@ -111,8 +111,9 @@ def _effective(answer: Answer) -> list[str]:
         idle = pools.intermediate * (asked - pools.max_running) / asked
         if idle > 0:
             out.append(
-                f"            draft states are kept for all {asked} asked for: {idle:.2f} GiB of "
-                f"them for requests that never run; max-running-requests {pools.max_running} frees them"
+                f"            draft states are kept for all {asked} asked for: {idle:.2f} GiB "
+                f"of them for requests that never run; max-running-requests {pools.max_running} "
+                "frees them"
             )
     out.append(
         f"  fits      {pools.tokens // pools.context} requests of the full {pools.context:,} "

@@ -237,9 +237,10 @@ def fetch_key(
 
     Raises Unreachable.
     """
+    from deployer.remote.sshconfig import place_of
     from deployer.remote.sshlogin import Peer, dialled, handshake
 
-    peer = Peer(address, f"{address}:{port}", timeout_s)
+    peer = Peer(address, place_of(address, port), timeout_s)
     connection = sock or dialled(address, port, peer)
     transport = handshake(connection, peer, [])
     try:

@@ -11,7 +11,7 @@ from deployer.remote import framing
 from deployer.remote.exchange import Exchange, bounded
 from deployer.remote.gateways import Pool
 from deployer.remote.socket import import_paramiko
-from deployer.remote.sshconfig import Endpoint
+from deployer.remote.sshconfig import Endpoint, place_of
 from deployer.remote.sshlogin import hang_up, login
 from deployer.remote.transport import Answer
 
@@ -89,7 +89,7 @@ class SshTransport:
         import_paramiko()
         import paramiko
 
-        place = f"{address}:{port}"
+        place = place_of(address, port)
         try:
             # paramiko ends the wait for an answer by itself; the wait for the socket it does not.
             with bounded(transport, timeout_s + STUCK_S):

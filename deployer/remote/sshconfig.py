@@ -58,7 +58,12 @@ class Endpoint:
     @property
     def place(self) -> str:
         """`address:port`, for messages."""
-        return f"{self.address}:{self.port}"
+        return place_of(self.address, self.port)
+
+
+def place_of(address: str, port: int) -> str:
+    """`address:port` for messages; an IPv6 address stands in brackets."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def resolve(name: str, ssh: Ssh, base: Path) -> Endpoint:

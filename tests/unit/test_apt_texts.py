@@ -1,4 +1,4 @@
-"""What apt, dpkg and dkms of Debian 12 said, word for word, and what is made of it."""
+"""What apt, dpkg and dkms of Debian 12 say, and what is made of it."""
 
 from __future__ import annotations
 

@@ -46,6 +46,10 @@ def test_defaults(home: Path) -> None:
     assert Path("/etc/ssh/ssh_known_hosts") in found.known_hosts
 
 
+def test_an_ipv6_address_stands_in_brackets(home: Path) -> None:
+    assert endpoint(home, address="2001:db8::5", port=2222).place == "[2001:db8::5]:2222"
+
+
 def test_config_fills_what_the_inventory_leaves_out(home: Path) -> None:
     config = """
 Host box
