@@ -133,7 +133,7 @@ def test_second_up_has_nothing_to_do(deployed: Deployed) -> None:
 def test_plan_exit_code_is_0_when_nothing_is_left(deployed: Deployed) -> None:
     done = deployed.box.project.deploy("plan", "kpro5", "--exit-code")
     assert done.exit == 0, done.err
-    assert "nothing to do" in done.err
+    assert "nothing to do" in done.out
 
 
 def test_verify_again(deployed: Deployed) -> None:
