@@ -22,7 +22,7 @@ from deployer.steps.server_facts import ServerFact
 from deployer.steps.weights_facts import WeightsFact
 
 TOLD_APART = 0.01
-"""Share by which pools may differ from the plan without a word."""
+"""Share by which pools may fall short of the plan without a likely cause being told."""
 
 
 @dataclass(frozen=True)
@@ -125,19 +125,19 @@ def difference(planned: Mapping[str, float], seen: Mapping[str, float]) -> str:
         ("KV tokens", planned.get("planned_tokens"), seen.get("max_total_num_tokens")),
         ("requests at once", planned.get("planned_requests"), seen.get("max_running_requests")),
     )
-    parts, apart = [], False
+    parts, fewer = [], False
     for name, ours, real in pairs:
         if not ours or real is None:
             continue
         share = real / ours - 1
-        apart = apart or abs(share) > TOLD_APART
+        fewer = fewer or share < -TOLD_APART
         than = "more" if share > 0 else "fewer"
         told = f"{abs(share):.1%} {than} than planned" if abs(share) >= 0.0005 else "as planned"
         parts.append(f"{real:.0f} {name} ({told})")
     if not parts:
         return ""
     told = "the server has " + ", ".join(parts)
-    return told + (": other processes on the GPUs, or a version that differs" if apart else "")
+    return told + (": other processes on the GPUs, or a version that differs" if fewer else "")
 
 
 def _memory(want: Deployment, smi: HostSmi | None) -> tuple[int, int] | None:

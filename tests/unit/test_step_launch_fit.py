@@ -132,5 +132,7 @@ def test_the_servers_own_pools_against_the_plan() -> None:
     )
     far = difference(planned, {"max_total_num_tokens": 120_000, "max_running_requests": 5})
     assert "other processes on the GPUs" in far
+    more = difference(planned, {"max_total_num_tokens": 244_921, "max_running_requests": 10})
+    assert more.endswith("(1.9% more than planned), 10 requests at once (as planned)")
     assert difference({}, {"max_total_num_tokens": 1.0}) == ""
     assert difference(planned, {}) == ""
