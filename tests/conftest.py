@@ -6,6 +6,8 @@ of them set up.
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
@@ -17,6 +19,11 @@ LAB_FIXTURE = "docker_services"
 # How long an example takes depends on the machine and on what else it does.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
+
+# What a shell starts in the background ignores SIGINT, and so would all that tests start and
+# interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

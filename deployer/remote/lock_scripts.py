@@ -8,8 +8,8 @@ run>` is its only heir, looks again whether the dead one still has the lock, and
 `lock`. So at no moment is there no lock, and of many heirs one gets it. A killed heir leaves its
 link, and is proven dead and inherited from in the same way.
 
-`.spare` beside it takes up a little of the disk, and is given up when the disk is so full that
-no lock can be written: what frees space (`deploy gc`) needs one.
+`.spare` beside it takes up a little of the disk once a step has begun, and is given up when the
+disk is so full that no lock can be written: what frees space (`deploy gc`) needs one.
 """
 
 from __future__ import annotations
@@ -100,8 +100,6 @@ _l_acquire() {
   fi
   [ -z "$_l_stale" ] || _l_inherit || return 1
   if _l_link "$_l_lock"; then
-    # Of four blocks: of the lock itself, of its next version, and of their names.
-    [ -e "$_l_spare" ] || head -c 16384 /dev/zero >"$_l_spare" 2>/dev/null || :
     _l_say taken
     return 0
   fi
@@ -181,9 +179,13 @@ umask 077
 _l_new=$_l_path.new.$_l_run _l_spare=${_l_path%/*}/.spare
 _l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new"; }
 _l_write 2>/dev/null || { rm -f "$_l_spare" && _l_write; } &&
-  mv -f "$_l_new" "$_l_path" && exit
-rm -f "$_l_new"
-exit 1
+  mv -f "$_l_new" "$_l_path" || { rm -f "$_l_new"; exit 1; }
+# Of four blocks: of the lock itself, of its next version, and of their names.
+# busybox's head does not tell of a full disk.
+[ -e "$_l_spare" ] || {
+  head -c 16384 /dev/zero >"$_l_spare"
+  [ "$(wc -c <"$_l_spare")" -eq 16384 ] || rm -f "$_l_spare"
+} 2>/dev/null
 """
 
 # The first line tells this file from any that has its name later; a holder that lives writes anew.

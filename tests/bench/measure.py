@@ -97,7 +97,7 @@ def cost(
         watcher.join()
     if process.returncode != 0:
         sys.exit(f"{' '.join(argv)}: exit {process.returncode}\n{words.decode()[-4000:]}")
-    # Not the kernel's own maximum where there are samples: it counts the parent's pages before exec.
+    # Where there are samples, not the kernel's maximum: it counts the parent before exec.
     rss = peak[0] if sample else usage.ru_maxrss * 1024
     said = words.decode("utf-8", "replace")
     return Cost(wall, usage.ru_utime + usage.ru_stime, rss, peak[1], said)

@@ -133,7 +133,7 @@ def test_a_dead_holder_is_replaced(transport: LocalTransport, path: str) -> None
     taken = HostLock(RECORD, ME, path).acquire(transport)
     assert taken == Taken("pid 78 on desk is gone")
     assert holder(transport, path).run_id == "r1"
-    assert names(path) == [".spare", "lock"]
+    assert names(path) == ["lock"]
 
 
 def test_a_lock_that_changed_hands_is_not_stolen(transport: LocalTransport, path: str) -> None:
@@ -338,7 +338,7 @@ def test_of_twenty_heirs_one_gets_it(
     for thread in threads:
         thread.join()
     assert got == [holder(transport, path).run_id] and len(lost) == 19
-    assert names(path) == [".spare", "lock"]
+    assert names(path) == ["lock"]
     assert all("(run r" in said for said in lost), lost
     assert [f"(run {name}, pid 78)" in note for name in ("dead", *heirs) for note in notes].count(
         True
@@ -460,6 +460,8 @@ def test_a_full_disk_has_room_for_one_lock(transport: LocalTransport, path: str)
     try:
         lock = HostLock(RECORD, ME, path)
         lock.acquire(transport)
+        assert names(path) == ["lock"]
+        lock.enter(transport, "shards")
         lock.release(transport)
         with (folder / "rest").open("wb", buffering=0) as file, pytest.raises(OSError, match="No"):
             while True:
