@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="keep the table in RESULTS.md")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--shards", type=int, default=15)
-    parser.add_argument("--mb", type=int, default=64)
+    parser.add_argument("--mb", type=int, default=256)
     parser.add_argument("--connections", type=int, default=4)
     words = parser.parse_args()
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
