@@ -172,14 +172,15 @@ _RELEASE = r"""_l_holder=
 [ "$_l_holder" != "$_l_run" ] || rm -f "$_l_path"
 """
 
-_UPDATE = r"""_l_holder=
-{ read -r _l_holder <"$_l_path"; } 2>/dev/null || :
-[ "$_l_holder" = "$_l_run" ] || { printf '%s\n' "$_l_holder"; exit 75; }
-umask 077
+_UPDATE = r"""umask 077
 _l_new=$_l_path.new.$_l_run _l_spare=${_l_path%/*}/.spare
 _l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new"; }
-_l_write 2>/dev/null || { rm -f "$_l_spare" && _l_write; } &&
-  mv -f "$_l_new" "$_l_path" || { rm -f "$_l_new"; exit 1; }
+_l_write 2>/dev/null || { rm -f "$_l_spare" && _l_write; } || { rm -f "$_l_new"; exit 1; }
+# Asked last: what comes between the answer and the rename is overwritten.
+_l_holder=
+{ read -r _l_holder <"$_l_path"; } 2>/dev/null || :
+[ "$_l_holder" = "$_l_run" ] || { rm -f "$_l_new"; printf '%s\n' "$_l_holder"; exit 75; }
+mv -f "$_l_new" "$_l_path" || { rm -f "$_l_new"; exit 1; }
 # Of four blocks: of the lock itself, of its next version, and of their names.
 # busybox's head does not tell of a full disk.
 [ -e "$_l_spare" ] || {

@@ -126,7 +126,8 @@ def test_a_run_whose_lock_was_taken_away_stops(
     lab.reset(HOST)  # short steps come first
     one, _ = copies
     robbed = one.up()
-    assert robbed.until(lambda event: event["event"] == "step_started"), robbed.said
+    # The step has its lock written by then; the next one asks again.
+    assert robbed.until(lambda event: event["event"] == "change_started"), robbed.said
     host.sh('printf "thief\\nx\\n" >"$1.t" && mv "$1.t" "$1"', LOCK).ok()
     assert robbed.end() == 4, robbed.said
     assert "taken away (now: thief)" in robbed.said
