@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from deployer.cli.plain import number
 
@@ -27,12 +27,23 @@ KNOWN = frozenset(
     }
 )
 """Figures that have words here; another one is told by its name."""
+SPEED = (
+    ("tokens_per_s", "{} tokens/s alone"),
+    ("parallel_tokens_per_s", "{} tokens/s {together}"),
+    ("ttft_s", "first token after {} s"),
+)
+MORE_SPEED = (
+    ("parallel_ttft_s", "{} s {together}"),
+    ("long_ttft_s", "{} s after the long prompt"),
+    ("burst_requests_per_s", "{} requests/s in the burst"),
+    ("server_tokens_per_s", "{} tokens/s by the server's own count"),
+)
 
 
 def figure_lines(figures: Mapping[str, float]) -> list[str]:
     """All figures, a line a subject: `speed: 569.4 tokens/s alone, ...`."""
     told = (
-        ("speed", [*_speed(figures), *_more_speed(figures)]),
+        ("speed", list(_told(figures, SPEED + MORE_SPEED))),
         ("room", list(_room(figures))),
         ("speculation", list(_speculation(figures))),
         ("other", [f"{_words(name)} {_figure(figures[name])}" for name in _unknown(figures)]),
@@ -44,27 +55,16 @@ def short_figures(figures: Mapping[str, float]) -> str:
     """The few that two launches are compared by, on one line; '' when there are none."""
     requests = figures.get("max_running_requests")
     room = [f"{_figure(requests)} requests at once"] if requests is not None else []
-    return ", ".join([*_speed(figures), *room, *_speculation(figures)])
+    return ", ".join([*_told(figures, SPEED), *room, *_speculation(figures)])
 
 
-def _speed(figures: Mapping[str, float]) -> Iterator[str]:
-    if "tokens_per_s" in figures:
-        yield f"{_figure(figures['tokens_per_s'])} tokens/s alone"
-    if "parallel_tokens_per_s" in figures:
-        yield f"{_figure(figures['parallel_tokens_per_s'])} tokens/s {_together(figures)}"
-    if "ttft_s" in figures:
-        yield f"first token after {_figure(figures['ttft_s'])} s"
-
-
-def _more_speed(figures: Mapping[str, float]) -> Iterator[str]:
-    if "parallel_ttft_s" in figures:
-        yield f"{_figure(figures['parallel_ttft_s'])} s {_together(figures)}"
-    if "long_ttft_s" in figures:
-        yield f"{_figure(figures['long_ttft_s'])} s after the long prompt"
-    if "burst_requests_per_s" in figures:
-        yield f"{_figure(figures['burst_requests_per_s'])} requests/s in the burst"
-    if "server_tokens_per_s" in figures:
-        yield f"{_figure(figures['server_tokens_per_s'])} tokens/s by the server's own count"
+def _told(figures: Mapping[str, float], rows: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The words of those that are there."""
+    requests = figures.get("parallel_requests")
+    together = f"of {_figure(requests)} together" if requests is not None else "together"
+    for name, words in rows:
+        if name in figures:
+            yield words.format(_figure(figures[name]), together=together)
 
 
 def _room(figures: Mapping[str, float]) -> Iterator[str]:
@@ -88,11 +88,6 @@ def _speculation(figures: Mapping[str, float]) -> Iterator[str]:
         yield f"accept length {_figure(round(figures['accept_length'], 2))}"
     if "accept_rate" in figures:
         yield f"accept rate {_figure(round(figures['accept_rate'], 2))}"
-
-
-def _together(figures: Mapping[str, float]) -> str:
-    together = figures.get("parallel_requests")
-    return f"of {_figure(together)} together" if together is not None else "together"
 
 
 def _unknown(figures: Mapping[str, float]) -> list[str]:

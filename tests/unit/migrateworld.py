@@ -49,6 +49,22 @@ from deployer.steps.serving_fact import ServingFact
 
 SRC, DST = "kpro6", "kpro5"
 MANIFEST = world.MANIFEST
+OLD = """arch: amd64
+features: nesting=1,keyctl=1
+mp0: /mnt/models,mp=/srv/models
+mp1: local-lvm:vm-129-disk-1,mp=/data
+net0: name=eth0,bridge=vmbr0,hwaddr=AA:BB:CC:DD:EE:FF,ip=192.0.2.129/24
+net1: name=eth1,bridge=vmbr1,hwaddr=AA:BB:CC:DD:EE:01,ip=192.0.2.50/24,tag=7,type=veth
+unprivileged: 1
+lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file
+lxc.apparmor.profile: unconfined
+"""
+"""The configuration of a container that moves."""
+
+
+def conf(text: str) -> ContainerFacts:
+    """A running container with this configuration."""
+    return ContainerFacts(status="running", conf=text, version=(8, 2))
 
 
 class Killed(BaseException):

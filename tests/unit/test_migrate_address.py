@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import serverworld as world
+from migrateworld import OLD, conf
 
 from deployer.document import parse
 from deployer.errors import DocumentError, RemoteCommandFailed, StepFailed
@@ -23,21 +24,6 @@ from deployer.validation import validate
 WANT = world.deployment()
 RECORD = Migration(id="m1", source="kpro6/qwen", destination="kpro5/qwen", phase="cutover")
 
-
-def conf(text: str) -> ContainerFacts:
-    return ContainerFacts(status="running", conf=text, version=(8, 2))
-
-
-OLD = """arch: amd64
-features: nesting=1,keyctl=1
-mp0: /mnt/models,mp=/srv/models
-mp1: local-lvm:vm-129-disk-1,mp=/data
-net0: name=eth0,bridge=vmbr0,hwaddr=AA:BB:CC:DD:EE:FF,ip=192.0.2.129/24
-net1: name=eth1,bridge=vmbr1,hwaddr=AA:BB:CC:DD:EE:01,ip=192.0.2.50/24,tag=7,type=veth
-unprivileged: 1
-lxc.mount.entry: /dev/nvidia0 dev/nvidia0 none bind,optional,create=file
-lxc.apparmor.profile: unconfined
-"""
 
 RULE = AddressCutover(interface="net1", ip="192.0.2.50/24")
 
