@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import traceback
 
+AGAIN = "run the same command again; it continues where it was"
+"""What to do after an end that lost nothing."""
+
 
 class DeployError(Exception):
     """Base of all errors that a user sees: `what` in one line, `fix` in the next.

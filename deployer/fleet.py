@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from deployer.cancel import Cancel
 from deployer.deployment import Deployment
-from deployer.errors import CommandOverdue, DeployError, Interrupted, NotStarted
+from deployer.errors import AGAIN, CommandOverdue, DeployError, Interrupted, NotStarted
 
 R = TypeVar("R")
 
@@ -31,8 +31,6 @@ TELL_S = 5.0
 
 TURN_S = 0.5
 """How soon one that waits for others sees an interrupt."""
-
-AGAIN = "run the same command again; it continues where it was"
 
 
 def by_host(deployments: Sequence[Deployment]) -> dict[str, list[Deployment]]:

@@ -47,7 +47,7 @@ rm -rf "$1/kept" && mv "$1/new" "$1/kept"
 
 # $1 folder. Prints one JSON line: pid, or unit, or problem.
 _START = r"""
-import json, os, shutil, subprocess, sys, time
+import json, os, shutil, subprocess, sys
 kept = sys.argv[1] + "/kept/"
 def read(name):
     with open(kept + name, "rb") as file:
@@ -88,10 +88,10 @@ try:
         stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
 except OSError as error:
     tell(problem=str(error))
-time.sleep(1.0)
-if child.poll() is not None:
-    tell(problem="it ended at once with status %d" % child.returncode)
-tell(pid=child.pid)
+try:
+    tell(problem="it ended at once with status %d" % child.wait(timeout=1.0))
+except subprocess.TimeoutExpired:
+    tell(pid=child.pid)
 """
 
 

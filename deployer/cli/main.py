@@ -129,13 +129,10 @@ def main() -> None:
     verbose = any(word in ("-v", "--verbose") for word in sys.argv[1:])
     try:
         code = group.main(prog_name="deploy", standalone_mode=False)
-    except click.exceptions.Abort:
-        _say("deploy: interrupted", "run the same command again; it continues where it was")
-        sys.exit(130)
     except click.ClickException as error:
         _misused(error)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         _say("deploy: interrupted", "run the same command again; it continues where it was")
         sys.exit(130)
     except BrokenPipeError:

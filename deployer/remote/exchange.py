@@ -28,7 +28,6 @@ NO_SHELL = (
     "nologin), a forced command for this key, an expired password, and what its profile runs"
 )
 OVERDUE = "is it short of CPU, memory or disk? Then run the same command again"
-AGAIN = "run the same command again; it continues where it was"
 STATUS_S = 2.0
 """How long the exit status may come after the end of both streams."""
 HANG_UP_S = 2.0
@@ -225,6 +224,6 @@ class Exchange:
         return errors.ConnectionLost(
             f"the answer ended before its end mark: {cause}",
             where=self._name,
-            fix=NO_SHELL if refused else AGAIN,
+            fix=NO_SHELL if refused else errors.AGAIN,
             evidence=self._parser.evidence(),
         )
