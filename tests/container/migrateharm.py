@@ -6,7 +6,6 @@ import contextlib
 import http.client
 import json
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +15,7 @@ from lab import HOSTS, INVENTORY, Lab, run
 from migratelab import (
     EVERY_S,
     URLS,
+    Background,
     Client,
     Project,
     Router,
@@ -30,18 +30,17 @@ def serving(router: Router) -> str:
     return next(host for host in HOSTS if URLS[host] == url)
 
 
-class Watch:
+class Watch(Background):
     """Asks the router all the time who gets requests: only a server that has passed its gates may.
 
     What passed is what the state file says of a host's newest launch.
     """
 
     def __init__(self, project: Project, router: Router) -> None:
+        super().__init__()
         self.project, self.router = project, router
         self.unproven: list[str] = []
         self.looks = 0
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self.work, daemon=True)
 
     def work(self) -> None:
         while not self.ended.wait(EVERY_S):
@@ -58,14 +57,6 @@ class Watch:
         path = self.project.folder / ".deploy" / "state" / f"{host}.json"
         launches = json.loads(path.read_text(encoding="utf-8"))["deployments"]["tiny"]["launches"]
         return str(launches[-1]["verdict"]) if launches else "none"
-
-    def __enter__(self) -> Watch:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.ended.set()
-        self.thread.join()
 
 
 @contextlib.contextmanager

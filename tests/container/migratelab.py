@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from lab import HOSTS, INVENTORY, Lab, Result, run
@@ -97,12 +97,13 @@ class Project:
 class Router:
     """A running smg."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *workers: str) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         argv = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(self.port)]
         argv += ["--policy", "round_robin", "--worker-startup-check-interval", "1"]
-        argv += ["--prometheus-port", str(free_port()), "--worker-urls", URLS[SRC]]
+        argv += ["--prometheus-port", str(free_port())]
+        argv += ["--worker-urls", *workers] if workers else []
         with (folder / "smg.log").open("wb") as log:
             self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
 
@@ -123,20 +124,39 @@ class Router:
             return False
 
 
-class Client:
+class Background:
+    """Work beside a test, in a thread, until the block ends."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.work, daemon=True)
+
+    def work(self) -> None:
+        """Runs until `ended` is set."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ended.set()
+        self.thread.join()
+
+
+class Client(Background):
     """Sends a request every EVERY_S seconds, now and then a long one; keeps every answer."""
 
     def __init__(self, router: Router) -> None:
+        super().__init__()
         self.router = router
         self.problems: list[str] = []
         self.answers: list[tuple[float, float, int]] = []
         """Began, ended, tokens."""
         self.lock = threading.Lock()
-        self.ended = threading.Event()
         self.threads: list[threading.Thread] = []
-        self.clock = threading.Thread(target=self.beat, daemon=True)
 
-    def beat(self) -> None:
+    def work(self) -> None:
         number = 0
         while not self.ended.wait(EVERY_S):
             tokens = LONG_TOKENS if number % 10 == 0 else 4
@@ -172,13 +192,8 @@ class Client:
             else:
                 self.answers.append((began, time.monotonic(), tokens))
 
-    def __enter__(self) -> Client:
-        self.clock.start()
-        return self
-
     def __exit__(self, *error: object) -> None:
-        self.ended.set()
-        self.clock.join()
+        super().__exit__(*error)
         for thread in self.threads:
             thread.join(60)
 

@@ -52,7 +52,7 @@ def box(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pr
     folder = tmp_path_factory.mktemp("migrate")
     project = Project(folder)
     project.deploy("up", SRC, "--yes").ok()
-    router = Router(folder)
+    router = Router(folder, URLS[SRC])
     try:
         eventually(router.is_up, "the router finds kpro6 healthy", 20)
         project.cut_over(router={"url": router.url})

@@ -9,19 +9,15 @@ from __future__ import annotations
 import http.client
 import os
 import signal
-import subprocess
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from clones import Clones, environ
 from conftest import docker_answers
 from lab import eventually
-from migratelab import SMG, Client, Router, assert_none_failed
+from migratelab import SMG, Background, Client, Router, assert_none_failed
 from second import Run
-from sshd import free_port
 
 pytestmark = [
     pytest.mark.container,
@@ -36,15 +32,6 @@ WATCH_S = 0.05
 class Smg(Router):
     """A running smg without workers."""
 
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        argv = [str(SMG), "launch", "--host", "127.0.0.1", "--port", str(self.port)]
-        argv += ["--policy", "round_robin", "--worker-startup-check-interval", "1"]
-        argv += ["--prometheus-port", str(free_port())]
-        with (folder / "smg.log").open("wb") as log:
-            self.process = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
-
     def ready(self) -> list[str]:
         """URLs that get requests."""
         return [url for url, status in self.workers().items() if status == "ready"]
@@ -58,30 +45,21 @@ class Smg(Router):
         return True
 
 
-class Watch:
+class Watch(Background):
     """How many replicas get requests, all the time; the fewest is kept."""
 
     def __init__(self, router: Smg) -> None:
+        super().__init__()
         self.router, self.fewest = router, len(NAMES)
         self.looks, self.problems = 0, list[str]()
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self.look, daemon=True)
 
-    def look(self) -> None:
+    def work(self) -> None:
         while not self.ended.wait(WATCH_S):
             try:
                 self.fewest = min(self.fewest, len(self.router.ready()))
                 self.looks += 1
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.problems.append(f"{type(error).__name__}: {error}")
-
-    def __enter__(self) -> Watch:
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.ended.set()
-        self.thread.join()
 
     def assert_two_served(self) -> None:
         """At every look, and it was looked."""
