@@ -100,11 +100,11 @@ class ProbeFailed(errors.DeployError):
     """A probe's answer could not be read: its parser raised, or its frame is malformed."""
 
 
-def batch_script(probes: Sequence[Probe], nonce: str, prelude: str = "", postlude: str = "") -> str:
+def batch_script(probes: Sequence[Probe], nonce: str, prelude: str = "") -> str:
     """One POSIX sh script that runs all probes at once and prints their framed answers.
 
-    `prelude` runs before, inline (it may `exit`); `postlude` after. `nonce` must be a word that no
-    output can contain: use `new_nonce()`.
+    `prelude` runs before, inline (it may `exit`). `nonce` must be a word that no output can
+    contain: use `new_nonce()`.
     """
     if not (nonce.isascii() and nonce.isalnum()):
         raise ValueError(f"not a nonce: {nonce!r}")
@@ -118,8 +118,6 @@ def batch_script(probes: Sequence[Probe], nonce: str, prelude: str = "", postlud
     lines.extend(_launch(index, probe) for index, probe in enumerate(probes))
     lines.append(_timer(probes))
     lines.append(_WAIT)
-    if postlude:
-        lines.append(f"printf '\\n%s:postlude\\n' \"$_b_mark\"\n{postlude.rstrip()}\n")
     lines.append("printf '\\n%s:end\\n' \"$_b_mark\"\n")
     return "".join(lines)
 
@@ -236,18 +234,11 @@ def prelude_output(answer_bytes: bytes, nonce: str) -> bytes:
     return rest.partition(f"\n@{nonce}:".encode())[0]
 
 
-def postlude_output(answer_bytes: bytes, nonce: str) -> bytes:
-    """What the postlude printed."""
-    rest = answer_bytes.partition(f"\n@{nonce}:postlude\n".encode())[2]
-    return rest.partition(f"\n@{nonce}:end\n".encode())[0]
-
-
 def gather(
     transport: Transport,
     probes: Sequence[Probe],
     *,
     prelude: str = "",
-    postlude: str = "",
     on_prelude: Callable[[Answer, bytes], object] | None = None,
     nonce: str | None = None,
 ) -> dict[type, object]:
@@ -258,12 +249,12 @@ def gather(
     """
     nonce = nonce or new_nonce()
     slowest = max((probe.timeout_s for probe in probes), default=0.0)
-    answer = transport.run(batch_script(probes, nonce, prelude, postlude), timeout_s=slowest + 20.0)
+    answer = transport.run(batch_script(probes, nonce, prelude), timeout_s=slowest + 20.0)
     if on_prelude is not None:
         on_prelude(answer, prelude_output(answer.stdout, nonce))
         if answer.exit == 0 and f"\n@{nonce}:end\n".encode() not in answer.stdout:
             # The prelude ended the script, and its reader has settled that.
-            script = batch_script(probes, nonce, "", postlude)
+            script = batch_script(probes, nonce)
             answer = transport.run(script, timeout_s=slowest + 20.0)
     try:
         return parse_batch(probes, answer.stdout, nonce)

@@ -143,12 +143,6 @@ def holders_below(root: str) -> list[Holder]:
     return holders(inodes)
 
 
-def lock_is_held(path: str) -> bool:
-    """True while another process holds a flock on `path`."""
-    with _flock(path) as free:
-        return not free
-
-
 @contextlib.contextmanager
 def _flock(path: str) -> Iterator[bool]:
     """Holds the flock of `path` meanwhile; False when somebody else has it. No file: no lock."""
