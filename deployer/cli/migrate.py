@@ -60,7 +60,7 @@ def command(
     from deployer.migrate import MigrateOptions, migrate
 
     old, new = pair(Catalog.load(options.inventory), source, destination)
-    output = Output(options, show_plan=dry_run, plan_err=True)
+    output = Output(options, show_plan=dry_run)
     asks = not options.yes and not options.jsonl and sys.stdin.isatty() and sys.stderr.isatty()
     word = "Take back" if abort else "Migrate"
 

@@ -58,7 +58,7 @@ class Output:
     """The bus with the subscribers that the options ask for.
 
     `names`: the deployments, when several hosts are in one run; they share a table then, or their
-    plans are shown one after the other in this order. `plan_err`: plans go to stderr too.
+    plans are shown one after the other in this order.
     """
 
     def __init__(
@@ -67,7 +67,6 @@ class Output:
         *,
         show_plan: bool,
         names: Sequence[str] = (),
-        plan_err: bool = False,
     ) -> None:
         self.bus = Bus()
         self._lock = threading.Lock()
@@ -79,7 +78,7 @@ class Output:
         if options.as_json:
             return
         # A plan is what was asked for: it goes where a pipe or a file takes it.
-        result = show_plan and not plan_err and not options.jsonl
+        result = show_plan and not options.jsonl
         if wants_plain(sys.stdout if result else sys.stderr):
             write = click.echo if result else _to_stderr
             self._show(

@@ -36,6 +36,8 @@ def refuse(want: Deployment, vmid: int, seen: ContainerFacts) -> Plan | None:
 
 def refuse_on(host: str, vmid: int, seen: ContainerFacts) -> Plan | None:
     """The same of a host that no inventory names."""
+    if "please run as root" in seen.status_text:
+        return Plan.blocked(f"`pct` on {host} needs root", "set `user: root` in the host's `ssh`")
     if not seen.exists:
         return _not_there(host, vmid, seen)
     if lock := printable(seen.config().lock):
@@ -74,8 +76,6 @@ def _not_there(host: str, vmid: int, seen: ContainerFacts) -> Plan:
             f"{host} has no `pct`: it is no Proxmox host",
             "write `kind: plain` in the inventory, or correct the address",
         )
-    if "please run as root" in seen.status_text:
-        return Plan.blocked(f"`pct` on {host} needs root", "set `user: root` in the host's `ssh`")
     if "Connection refused" in seen.status_text or "ipcc_send_rec" in seen.status_text:
         return Plan.blocked(
             f"/etc/pve on {host} is not mounted: {seen.status_text.splitlines()[0]}",

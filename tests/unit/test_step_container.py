@@ -456,6 +456,7 @@ def test_an_entry_whose_node_is_gone_keeps_it_from_starting(status: str) -> None
         (None, {"elsewhere": ("VM 129 on kpro6",)}, "there is VM 129 on kpro6", "correct"),
         (None, {"status_text": "sh: pct: not found"}, "it is no Proxmox host", "kind: plain"),
         (None, {"status_text": "please run as root"}, "needs root", "user: root"),
+        (BARE, {"status": "", "status_text": "please run as root"}, "needs root", "user: root"),
         (
             None,
             {"status_text": "ipcc_send_rec[1] failed: Connection refused"},
