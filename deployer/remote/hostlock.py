@@ -37,6 +37,8 @@ from deployer.remote.transport import Answer, Transport
 
 NOT_ROOT = "who is not root"
 """Of the script's answer, when it could not write and is a mere user's."""
+NO_LINK = "cannot link"
+"""Of the script's answer, when the record could be written and not get its name."""
 HEIRS = 8
 """So many dead holders, each an heir of the one before, are replaced by one run."""
 
@@ -53,6 +55,8 @@ def refuse_unless_taken(outcome: Outcome, host: str) -> None:
         if is_full(outcome.reason):
             raise disk_full(host, (outcome.reason,))
         fix = f"move it away on {host}" if outcome.odd else f"make {LOCK} writable on {host}"
+        if outcome.reason.startswith(NO_LINK):
+            fix = f"let {LOCK.rpartition('/')[0]} of {host} lie on a filesystem with hard links"
         if NOT_ROOT in outcome.reason:
             fix = f"let your key log in as root there, and write `user: root` under ssh of {host}"
         raise errors.LockUnknown(

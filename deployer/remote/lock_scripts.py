@@ -42,17 +42,24 @@ class NotAsked:
 
 Outcome = Taken | Held | NotAsked
 
-_ACQUIRE = r"""_l_lock=$_l_path _l_spare=${_l_path%/*}/.spare
-_l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" >"$_l_new"; }
+_WRITE = r"""_l_spare=${_l_path%/*}/.spare
+_l_write() {
+  # The shell's own printf does not say why a write failed; cat does.
+  _l_why=$( { printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new"; } 2>&1)
+}
+_l_put() { _l_write || { rm -f "$_l_spare" && _l_write; }; }
+"""
+
+_ACQUIRE = r"""_l_lock=$_l_path _l_failed=
 _l_link() {
   # Gives the record the name $1 if that is free; prints nothing.
   _l_new=$_l_lock.new.$_l_run
-  _l_write 2>/dev/null || { rm -f "$_l_spare" && _l_write; } || return 1
+  _l_put || { _l_failed=write; rm -f "$_l_new"; return 1; }
   # Onto the disk before it has its name: a power cut would leave an empty lock, whose holder
   # nobody could prove dead.
   sync "$_l_new" 2>/dev/null || :
-  ln "$_l_new" "$1" 2>/dev/null
-  _l_code=$?
+  _l_why=$(ln "$_l_new" "$1" 2>&1)
+  _l_code=$? _l_failed=link
   rm -f "$_l_new"
   return "$_l_code"
 }
@@ -110,11 +117,7 @@ _l_acquire() {
   if _l_link "$_l_lock"; then _l_say taken; return 0; fi
   _l_read "$_l_lock"
   if [ -e "$_l_lock" ]; then _l_held "$_l_lock"; return 1; fi
-  # The shell's own printf does not say why a write failed; cat does.
-  _l_new=$_l_lock.new.$_l_run
-  _l_why=$( { printf '%s\n' "$_l_line" | cat >"$_l_new"; } 2>&1)
-  _l_say unknown "cannot write $_l_lock$(_l_as): $_l_why"
-  rm -f "$_l_lock.new.$_l_run"
+  _l_say unknown "cannot $_l_failed $_l_lock$(_l_as): $_l_why"
   return 1
 }
 (_l_acquire) || exit 0
@@ -134,7 +137,7 @@ def acquire_prelude(record: LockRecord, *, stale: Sequence[str] = (), path: str 
         "stale": " ".join(map(checked, stale)),
     }
     settings = "".join(f"_l_{name}={quote(value)}\n" for name, value in values.items())
-    return settings + _ACQUIRE
+    return settings + _WRITE + _ACQUIRE
 
 
 def parse_outcome(printed: bytes) -> Outcome:
@@ -173,9 +176,8 @@ _RELEASE = r"""_l_holder=
 """
 
 _UPDATE = r"""umask 077
-_l_new=$_l_path.new.$_l_run _l_spare=${_l_path%/*}/.spare
-_l_write() { printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new"; }
-_l_write 2>/dev/null || { rm -f "$_l_spare" && _l_write; } || { rm -f "$_l_new"; exit 1; }
+_l_new=$_l_path.new.$_l_run
+_l_put || { rm -f "$_l_new"; printf '%s\n' "$_l_why" >&2; exit 1; }
 # Asked last: what comes between the answer and the rename is overwritten.
 _l_holder=
 { read -r _l_holder <"$_l_path"; } 2>/dev/null || :
@@ -213,7 +215,7 @@ def update_script(record: LockRecord, path: str = LOCK) -> str:
     """sh text that replaces our record (a new step); status 75 when the lock is not ours."""
     return (
         f"_l_path={quote(path)}\n_l_run={quote(checked(record.run_id))}\n"
-        f"_l_line={quote(record.line())}\n{_UPDATE}"
+        f"_l_line={quote(record.line())}\n{_WRITE}{_UPDATE}"
     )
 
 

@@ -195,6 +195,39 @@ def test_could_not_ask(transport: LocalTransport, tmp_path: Path) -> None:
         HostLock(RECORD, ME).acquire(cut)
 
 
+def test_a_folder_without_hard_links_is_told(
+    transport: LocalTransport, path: str, tmp_path: Path
+) -> None:
+    """As FAT and many FUSE filesystems have none."""
+    fake = tmp_path / "bin" / "ln"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\necho 'ln: lock: Operation not permitted' >&2\nexit 1\n")
+    fake.chmod(0o755)
+    script = f"PATH={fake.parent}:$PATH\nln() {{ {fake}; }}\n" + acquire_prelude(RECORD, path=path)
+    outcome = parse_outcome(transport.run(script).stdout)
+    assert outcome == NotAsked(f"cannot link {path}: ln: lock: Operation not permitted")
+    with pytest.raises(errors.LockUnknown) as caught:
+        refuse_unless_taken(outcome, "kpro5")
+    assert "filesystem with hard links" in caught.value.fix
+    assert names(path) == []
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+def test_a_read_only_folder_is_told(transport: LocalTransport, path: str) -> None:
+    folder = Path(path).parent
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "ro", "none", str(folder)], capture_output=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"no mount here: {done.stderr.decode()}")
+    try:
+        with pytest.raises(errors.LockUnknown, match="cannot write .*Read-only file system"):
+            HostLock(RECORD, ME, path).acquire(transport)
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
 @pytest.mark.parametrize("text", ["No space left on device", "Disk quota exceeded"])
 def test_a_full_disk_is_no_unreachable_host(text: str) -> None:
     said = f"deployer-lock unknown cannot write /x/lock: cat: write error: {text}\n"
