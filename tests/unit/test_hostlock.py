@@ -222,7 +222,7 @@ def test_a_read_only_folder_is_told(transport: LocalTransport, path: str) -> Non
     if done.returncode != 0:
         pytest.skip(f"no mount here: {done.stderr.decode()}")
     try:
-        with pytest.raises(errors.LockUnknown, match="cannot write .*Read-only file system"):
+        with pytest.raises(errors.LockUnknown, match=r"cannot write .*Read-only file system"):
             HostLock(RECORD, ME, path).acquire(transport)
     finally:
         subprocess.run(["umount", str(folder)], check=True)
