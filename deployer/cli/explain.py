@@ -116,7 +116,9 @@ def _document(found: Diagnosis, exit_code: int | None, size: int, unread: int) -
 def _lines(found: Diagnosis, exit_code: int | None, unread: int) -> list[str]:
     """The text for a reader: one cause, its line, one action."""
     lines = [_headline(found)]
-    lines.append(f"  phase   {found.phase} ({found.progress or WORDS[found.phase]})")
+    if found.telling or found.phase != "starting":
+        told = found.progress or WORDS[found.phase]
+        lines.append(f"  phase   {found.phase}" + (f" ({told})" if told != found.phase else ""))
     if found.figures:
         told = ", ".join(f"{name} {value:g}" for name, value in found.figures.items())
         lines.append(f"  figures {told}")
@@ -150,4 +152,6 @@ def _headline(found: Diagnosis) -> str:
     if found.failure and found.outcome == FAILED:
         after = " after it had got ready" if found.phase == "ready" else ""
         return f"failed{after}: {found.failure.cls}"
+    if not found.telling:
+        return "unknown: the log is empty, or has no line of a launch"
     return "unknown: no cause in this log that is known; the most telling lines follow"

@@ -38,6 +38,7 @@ RAISED = EXCEPTION
 ASKED = re.compile(r"SIGTERM received\.")
 REQUEST = re.compile(r"^\[[^\]]*\] (?:Receive|Finish): ")
 """A logged request: its text is a client's, not the server's."""
+EMPTY = "is it the right file? If its process has ended, say how: --exit CODE"
 RECENT = 12
 """How many last lines may hold the exception that ended a log without a word of its end."""
 
@@ -98,6 +99,8 @@ def diagnose(head: bytes, tail: bytes = b"", exit_code: int | None = None) -> Di
     if not over:
         judged = judged[_last_advance(judged) :]
     failure = classify("\n".join(line.text for line in judged), exit_code, log.phase)
+    if not own and exit_code is None:
+        failure = replace(failure, action=EMPTY)
     outcome = _outcome(failure, over, any(SGLANG.search(line.text) for line in own))
     if ready is not None and failure.cls == "asked-to-stop":
         outcome = STOPPED

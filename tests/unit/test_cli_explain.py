@@ -122,7 +122,13 @@ def test_standard_input_and_the_empty_log() -> None:
     assert explain("-", stdin=BEGIN + READY)[0] == 0
     code, text = explain("-", stdin=b"")
     assert code == 1
-    assert text.startswith("unknown")
+    assert text.splitlines() == [
+        "unknown: the log is empty, or has no line of a launch",
+        "  -> is it the right file? If its process has ended, say how: --exit CODE",
+    ]
+    code, text = explain("-", "--exit", "1", stdin=b"")
+    assert code == 1
+    assert text.splitlines()[:2] == ["failed: died-silent", "  exit    1"]
 
 
 def test_a_file_that_is_not_there_is_a_usage_error(tmp_path: Path) -> None:
