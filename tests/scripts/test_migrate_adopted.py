@@ -19,6 +19,7 @@ import pytest
 from deployer import migrate_adopted
 from deployer.errors import StepFailed
 from deployer.model import Facts
+from deployer.steps import adopted
 from deployer.steps.server_facts import PortOwner, ServerFact
 from tests.local_transport import SHELLS, LocalTransport, shell_path
 
@@ -97,7 +98,7 @@ class Old:
 
 @pytest.fixture
 def old(tmp_path: Path, shells: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Old]:
-    monkeypatch.setattr(migrate_adopted, "FOLDER", str(tmp_path / "adopted"))
+    monkeypatch.setattr(adopted, "FOLDER", str(tmp_path / "adopted"))
     made = Old(tmp_path, shells)
     made.lines(1)
     yield made
