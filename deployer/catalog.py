@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from deployer import crosscheck, crosscheck_nodes, crosscheck_playbook
 from deployer.catalog_files import (
-    expanded,
+    guest_keys,
     inventory_files,
     lock_of,
     with_absolute_package,
     with_absolute_paths,
 )
+from deployer.catalog_nodes import Nodes
 from deployer.deployment import Deployment, Node, Peer, worker_url
-from deployer.document import Document, load, read_text
+from deployer.document import Document, load
 from deployer.errors import UsageError
-from deployer.inventory import DeploymentEntry, Host, InventoryFile, Ssh
+from deployer.inventory import DeploymentEntry, Host, InventoryFile
 from deployer.names import did_you_mean, like, listed, same_url, shown
 from deployer.playbook import Playbook
 from deployer.validation import validate
-
-MAX_KEY_BYTES = 64 * 1024
-_PUBLIC_KEY = re.compile(r"^(ssh|ecdsa|sk-ssh|sk-ecdsa)-[A-Za-z0-9@.-]+ [A-Za-z0-9+/=]{16,}( .*)?$")
 
 
 @dataclass(frozen=True)
@@ -187,9 +184,9 @@ class Catalog:
             playbook_name=entry.playbook,
             lock_text=loaded.lock_text,
             variant=variant or entry.variant,
-            guest_keys=self._guest_keys(host_name, entry),
+            guest_keys=guest_keys(document, host_name, host, entry.container),
             peers=self._peers(host_name, name, loaded.playbook),
-            node=self._node(host_name, name, loaded, document),
+            node=self._node(host_name, name, loaded),
         )
         crosscheck.check_variant(deployment, document)
         if deployment.node is not None:
@@ -227,81 +224,12 @@ class Catalog:
                 )
         return list(found.values())
 
-    def _node(
-        self, host_name: str, name: str, loaded: LoadedPlaybook, document: Document
-    ) -> Node | None:
+    def _node(self, host_name: str, name: str, loaded: LoadedPlaybook) -> Node | None:
         """Its place among the playbook's nodes. Raises DocumentError when they do not fit."""
-        nodes = loaded.playbook.nodes
-        if nodes is None:
+        if loaded.playbook.nodes is None:
             return None
-        at = ("hosts", host_name, "deployments", name)
-        mine = self.hosts[host_name].deployments[name]
-        if host_name not in nodes:
-            raise document.error(
-                (*at, "playbook"),
-                f"{host_name}/{name}: playbook {mine.playbook} is for the nodes {listed(nodes)}",
-                fix=f"add {host_name} to `nodes:` of the playbook, or name another playbook",
-            )
-        for index, other in enumerate(nodes):
-            place = ("nodes", index)
-            if other not in self.hosts:
-                raise loaded.document.error(
-                    place,
-                    f"nodes: no host `{other}` in the inventory{did_you_mean(other, self.hosts)}",
-                    fix=f"hosts: {self._listed()}",
-                )
-            entry = self.hosts[other].deployments.get(name)
-            if entry is None or entry.playbook != mine.playbook:
-                raise loaded.document.error(
-                    place,
-                    f"nodes: host `{other}` has no deployment `{name}` of this playbook",
-                    fix=f"add it to the inventory: deployments, {name}, playbook: {mine.playbook}",
-                )
-            if entry.variant != mine.variant:
-                raise document.error(
-                    at,
-                    f"{host_name}/{name} and {other}/{name} are one server of two variants",
-                    fix="write the same `variant:` in both",
-                    key=True,
-                )
-        first = self.hosts[nodes[0]]
-        entry = first.deployments[name]
-        container = first.containers.get(entry.container or 0)
-        if entry.node_address is None and container is not None and container.ssh is None:
-            raise self.documents[nodes[0]].error(
-                ("hosts", nodes[0], "deployments", name),
-                f"{nodes[0]}/{name} is the first of its nodes, and how the others reach its "
-                "container is not known",
-                fix="add `node_address:` with the container's own address",
-                key=True,
-            )
-        address = entry.node_address or _guest_ssh(first, entry).address
-        address = f"[{address}]" if ":" in address and address[0] != "[" else address
-        init = f"{address}:{loaded.playbook.serve.dist_port}"
-        return Node(nodes.index(host_name), tuple(nodes), init)
-
-    def _guest_keys(self, host_name: str, entry: DeploymentEntry) -> str | None:
-        """The public keys for a container that may be created; None when their file is missing."""
-        container = self.hosts[host_name].containers.get(entry.container or 0)
-        if container is None or container.create is None:
-            return ""
-        named = container.create.ssh_public_key_file
-        if named is None:
-            return ""
-        document = self.documents[host_name]
-        path = document.path.parent / expanded(named)
-        if not path.exists():
-            return None
-        text = read_text(path, MAX_KEY_BYTES)
-        lines = [line for line in text.splitlines() if line.strip() and line[0] != "#"]
-        if not lines or not all(_PUBLIC_KEY.match(line) for line in lines):
-            at = ("hosts", host_name, "containers", entry.container or 0, "create")
-            raise document.error(
-                (*at, "ssh_public_key_file"),
-                f"{shown(path)} does not hold public SSH keys, one a line",
-                fix="name the .pub file, never the private key",
-            )
-        return "".join(f"{line}\n" for line in lines)
+        nodes = Nodes(name, loaded.document, loaded.playbook, self.hosts, self.documents)
+        return nodes.place_of(host_name)
 
     def _peers(self, host_name: str, name: str, playbook: Playbook) -> tuple[Peer, ...]:
         """The other replicas: of the same playbook, behind the same router."""
@@ -325,12 +253,6 @@ class Catalog:
             port = entry.port or (loaded.playbook.serve.port if loaded else None)
             if port is not None:
                 yield label, entry.container, port
-
-
-def _guest_ssh(host: Host, entry: DeploymentEntry) -> Ssh:
-    """How the machine that the model runs on is reached; the host's, without one of its own."""
-    container = None if entry.container is None else host.containers.get(entry.container)
-    return container.ssh if container is not None and container.ssh is not None else host.ssh
 
 
 def _limited(

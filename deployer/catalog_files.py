@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from deployer.document import Document, read_text
@@ -12,6 +13,8 @@ from deployer.playbook import Playbook
 
 MAX_LOCK_BYTES = 4 * 1024 * 1024
 """A full lock with the hashes of all wheels has some 500 kB."""
+MAX_KEY_BYTES = 64 * 1024
+_PUBLIC_KEY = re.compile(r"^(ssh|ecdsa|sk-ssh|sk-ecdsa)-[A-Za-z0-9@.-]+ [A-Za-z0-9+/=]{16,}( .*)?$")
 
 
 def inventory_files(inventory_dir: Path) -> list[Path]:
@@ -59,6 +62,29 @@ def lock_of(document: Document, playbook: Playbook) -> str:
             "the lock names no package", where=shown(path), fix="`deploy help lock` prints a sample"
         )
     return text
+
+
+def guest_keys(document: Document, host_name: str, host: Host, vmid: int | None) -> str | None:
+    """The public keys for a container that may be created; None when their file is missing."""
+    container = host.containers.get(vmid or 0)
+    if container is None or container.create is None:
+        return ""
+    named = container.create.ssh_public_key_file
+    if named is None:
+        return ""
+    path = document.path.parent / expanded(named)
+    if not path.exists():
+        return None
+    text = read_text(path, MAX_KEY_BYTES)
+    lines = [line for line in text.splitlines() if line.strip() and line[0] != "#"]
+    if not lines or not all(_PUBLIC_KEY.match(line) for line in lines):
+        at = ("hosts", host_name, "containers", vmid or 0, "create")
+        raise document.error(
+            (*at, "ssh_public_key_file"),
+            f"{shown(path)} does not hold public SSH keys, one a line",
+            fix="name the .pub file, never the private key",
+        )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def with_absolute_paths(host: Host, folder: Path) -> Host:
