@@ -92,14 +92,16 @@ class Catalog:
         variant: str | None = None,
         limit: Sequence[str] = (),
         whole: bool = True,
+        bare: bool = False,
     ) -> list[Deployment]:
         """The deployments that HOST and HOST/NAME words mean, each once, in the order named.
 
         A word that means one node of a server means all of them, in rank order, if `whole`.
 
         `variant` overrides the inventory's; `limit` leaves only what its patterns are like, see
-        `names.like`. Raises UsageError for a word or variant that means
-        nothing, DocumentError for a playbook or lock that is missing or wrong.
+        `names.like`. `bare`: a host without deployments is passed over, see `undeployed`. Raises
+        UsageError for a word or variant that means nothing, DocumentError for a playbook or lock
+        that is missing or wrong.
         """
         if all_ and words:
             raise UsageError(
@@ -111,21 +113,31 @@ class Catalog:
             )
         chosen: dict[tuple[str, str], DeploymentEntry] = {}
         for word in self.hosts if all_ else words:
-            chosen.update(self._meant(word, quiet=all_))
-        if not chosen:
+            chosen.update(self._meant(word, quiet=all_ or bare))
+        if not chosen and not bare:
             raise UsageError(
                 "no host of the inventory has deployments",
                 where=shown(self.inventory_dir),
                 fix="add `deployments:` to a host; see `deploy help inventory`",
             )
         if limit:
-            chosen = _limited(chosen, limit)
+            chosen = _limited(chosen, limit, bare=bare)
         selected = [self._deployment(host, name, variant) for host, name in chosen]
         if whole:
             selected = self._whole(selected, variant, limited=bool(limit))
         for host in dict.fromkeys(want.host_name for want in selected):
             crosscheck.check_ports(self.documents[host], host, self._ports(host))
         return selected
+
+    def undeployed(
+        self, words: Sequence[str], all_: bool = False, limit: Sequence[str] = ()
+    ) -> list[str]:
+        """The hosts without deployments among those that `select` of the same words passes over."""
+        return [
+            word
+            for word in dict.fromkeys(self.hosts if all_ else words)
+            if word in self.hosts and not self.hosts[word].deployments and like(limit, (word,))
+        ]
 
     def playbook(self, name: str, asked_by: Document, at: tuple[str | int, ...]) -> LoadedPlaybook:
         """The playbook `name` with its lock; `asked_by`/`at` is the key that names it."""
@@ -256,15 +268,15 @@ class Catalog:
 
 
 def _limited(
-    chosen: Mapping[tuple[str, str], DeploymentEntry], patterns: Sequence[str]
+    chosen: Mapping[tuple[str, str], DeploymentEntry], patterns: Sequence[str], *, bare: bool
 ) -> dict[tuple[str, str], DeploymentEntry]:
-    """Those that `--limit` leaves. Raises UsageError when that is none."""
+    """Those that `--limit` leaves. Raises UsageError when that is none, unless `bare`."""
     left = {
         key: entry
         for key, entry in chosen.items()
         if like(patterns, (key[0], f"{key[0]}/{key[1]}"))
     }
-    if not left:
+    if not left and not bare:
         raise UsageError(
             f"--limit {' '.join(patterns)} leaves nothing",
             fix=f"without it: {listed(f'{host}/{name}' for host, name in chosen)}",

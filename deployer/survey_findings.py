@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 from deployer import gpu
 from deployer.findings import Finding, Level, in_order
+from deployer.inventory import Host
 from deployer.model import Plan
+from deployer.names import listed
 from deployer.nvidia_arch import wrong_flavour
 from deployer.nvidia_texts import smi_verdict
 from deployer.pct_config import printable
@@ -32,6 +34,39 @@ def findings(name: str, seen: Survey) -> list[Finding]:
         found += _of_guest(name, seen, guest)
     found += _shared(seen)
     return in_order(found)
+
+
+def in_vain(name: str, host: Host, seen: Survey) -> list[Finding]:
+    """What the inventory says of a host without deployments, and the machine does not have."""
+    found = [
+        Finding(
+            Level.PENDING,
+            name,
+            "no deployment is written for it yet",
+            "add `deployments:` to it; see `deploy help inventory`",
+        )
+    ]
+    if seen.eyes == "user":
+        return found
+    gpus = {one.address for one in seen.gpus.functions}
+    for one in host.gpus:
+        if one.address not in gpus and not seen.driver.timed_out:
+            what = f"there is no GPU {one.address} of NVIDIA"
+            fix = f"correct `gpus:` of {name}; there: {listed(sorted(gpus))}"
+            found.append(Finding(Level.BLOCKED, name, what, fix))
+    if host.kind == "proxmox" and not seen.machine.is_proxmox:
+        fix = "write `kind: plain` in the inventory, or correct the address"
+        found.append(Finding(Level.BLOCKED, name, "it is no Proxmox host", fix))
+        return found
+    if not seen.machine.mounted:
+        return found
+    there = {guest.vmid for guest in seen.guests}
+    for vmid, box in host.containers.items():
+        if vmid not in there and box.create is None:
+            what = f"container {vmid} does not exist on {name}"
+            fix = f"correct the vmid, or add `create:`; there: {listed(sorted(there))}"
+            found.append(Finding(Level.BLOCKED, name, what, fix))
+    return found
 
 
 def _blocked(where: str, plan: Plan, level: Level = Level.BLOCKED) -> Finding:

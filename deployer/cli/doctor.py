@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
 
+from deployer.catalog import Catalog
+from deployer.cli.doctor_bare import look_at_bare
 from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.output import print_json
+from deployer.cli.plain import printable
 from deployer.cli.status import Look, look_at
 from deployer.errors import DeployError, StepBlocked, UsageError
 from deployer.findings import Finding, Level, examine, in_order, of_error, of_lock
@@ -41,22 +45,28 @@ MARKS = {
 def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, clean: bool) -> int:
     """Look at everything, worst problem first, with the action for it; change nothing.
 
-    Exit code 0 when nothing is in the way of `up`, 1 when something is blocked, 3 when a host
-    cannot be reached.
+    Of a host without deployments: what can be said without one. Exit code 0 when nothing is in
+    the way of `up`, 1 when something is blocked, 3 when a host cannot be reached.
     """
     if rehash and clean:
         raise UsageError("--rehash and --clean-partials exclude each other", fix="give one of them")
-    deployments = options.select(words, all_)
     if rehash or clean:
         from deployer.cli import doctor_files
 
         work = doctor_files.rehash if rehash else doctor_files.clean_partials
-        return work(options, deployments)
+        return work(options, options.select(words, all_))
     options.no_events("doctor, without --rehash or --clean-partials,")
     me, folder = this_controller(), UpOptions(options.inventory).deploy_dir
+    catalog = Catalog.load(options.inventory)
+    bare = catalog.undeployed(words, all_, options.limit)
+    deployments = catalog.select(words, all_, limit=options.limit, bare=bool(bare))
     looks = look_at(options, deployments)
     found = {look.host_name: host_findings(look, me, folder) for look in looks}
-    code = exit_code(_errors(looks, found))
+    errors = [look.error for look in looks]
+    for name, seen in look_at_bare(options, {name: catalog.hosts[name] for name in bare}).items():
+        found[name] = in_order([*seen.found, *_local_lock(name, folder)])
+        errors.append(seen.error)
+    code = exit_code([*errors, *_blocks(found)])
     if options.as_json:
         hosts = [
             {"host": name, "findings": [one.to_dict() for one in ones]}
@@ -68,9 +78,10 @@ def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, 
         click.echo(f"{name}: {_summary(ones)}")
         width = max(len(one.where) for one in ones)
         for one, later in zip(ones, [*ones[1:], None], strict=True):
-            click.echo(f"  {MARKS[one.level]:<11} {one.where:<{width}}  {one.what}")
+            text = f"  {MARKS[one.level]:<11} {one.where:<{width}}  {one.what}"
+            click.echo(printable(text))
             if one.fix and (later is None or later.fix != one.fix):
-                click.echo(f"  {'':<11} {'':<{width}}  -> {one.fix}")
+                click.echo(printable(f"  {'':<11} {'':<{width}}  -> {one.fix}"))
         for line in _facts(ones):
             click.echo(f"  {line}".rstrip())
     return code
@@ -100,10 +111,9 @@ def _local_lock(host: str, folder: Path) -> list[Finding]:
     return [Finding(Level.WARNING, host, what, "wait for it, or stop it with Ctrl-C")]
 
 
-def _errors(looks: list[Look], found: dict[str, list[Finding]]) -> list[DeployError | None]:
-    errors: list[DeployError | None] = [look.error for look in looks]
+def _blocks(found: Mapping[str, list[Finding]]) -> list[DeployError]:
     blocked = [one for ones in found.values() for one in ones if one.level is Level.BLOCKED]
-    return errors + [StepBlocked(one.what, where=one.where) for one in blocked]
+    return [StepBlocked(one.what, where=one.where) for one in blocked]
 
 
 def _facts(ones: list[Finding]) -> list[str]:

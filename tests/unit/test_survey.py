@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from deployer import proxmox
 from deployer.catalog import Catalog
-from deployer.cli import init
+from deployer.cli import doctor_bare, init
 from deployer.cli.direct import Way, retold, ssh_of, written
 from deployer.cli.main import group
-from deployer.errors import AuthenticationRefused, HostKeyUnknown, UsageError
+from deployer.errors import AuthenticationRefused, HostKeyUnknown, Unreachable, UsageError
 from deployer.findings import Level
 from deployer.gpu import SmiGpu
 from deployer.inventory import Ssh
@@ -491,3 +491,67 @@ def test_no_gpu(cli: Cli) -> None:
     assert not cli.folder.exists()
     code, told = cli("--json")
     assert (code, json.loads(told)["written"]) == (1, False)
+
+
+BARE = """
+hosts:
+  kpro5:
+    ssh: {address: 192.0.2.5}
+    gpus:
+      - address: "0000:21:00.0"
+      - address: "0000:99:00.0"
+    containers:
+      129: {}
+      130: {}
+      131: {create: {template: "local:vztmpl/x.tar.zst", storage: local, disk_gib: 9,
+                     hostname: x, memory_mib: 9000, net: {bridge: vmbr0, ip: dhcp}}}
+  kpro6:
+    ssh: {address: 192.0.2.6}
+    gpus:
+      - address: "0000:21:00.0"
+"""
+
+
+def test_the_doctor_looks_at_hosts_without_deployments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inventory").mkdir()
+    (tmp_path / "inventory" / "all.yaml").write_text(BARE)
+    asked = []
+
+    def look(name: str, ssh: Ssh, base: Path) -> Survey:
+        asked.append((name, ssh.address))
+        if name == "kpro6":
+            raise Unreachable("no route", where="kpro6", fix="is it on?")
+        return machine(function(A, driver="nvidia"), guests=(guest(),))
+
+    monkeypatch.setattr(doctor_bare, "survey", look)
+
+    def doctor(*words: str) -> tuple[int, str]:
+        given = ["-i", str(tmp_path / "inventory"), "doctor", *words]
+        done = CliRunner().invoke(group, given, standalone_mode=False)
+        assert done.exception is None
+        return done.return_value, done.stdout
+
+    code, text = doctor("kpro5")
+    rows = [line.split(maxsplit=2) for line in text.splitlines()]
+    assert asked == [("kpro5", "192.0.2.5")]
+    assert rows[0][:3] == ["kpro5:", "2", "blocked, 1 pending"], text
+    told = [row[2] for row in rows if row[0] in ("BLOCKED", "pending")]
+    assert told == [
+        "there is no GPU 0000:99:00.0 of NVIDIA",
+        "container 130 does not exist on kpro5",
+        "no deployment is written for it yet",
+    ]
+    assert code == 1
+    code, text = doctor("--all", "--limit", "kpro6")
+    assert (code, text.splitlines()[0]) == (3, "kpro6: 1 unreachable")
+    code, text = doctor("--all")
+    assert [line.split(":")[0] for line in text.splitlines() if line[0] != " "] == [
+        "kpro5",
+        "kpro6",
+    ]
+    with pytest.raises(UsageError, match="no host `kpro7`"):
+        Catalog.load(tmp_path / "inventory").select(["kpro5", "kpro7"], bare=True)
+    with pytest.raises(UsageError, match="leaves nothing"):
+        Catalog.load(tmp_path / "inventory").select(["kpro5"], limit=["x"], bare=False)
