@@ -553,5 +553,7 @@ def test_the_doctor_looks_at_hosts_without_deployments(
     ]
     with pytest.raises(UsageError, match="no host `kpro7`"):
         Catalog.load(tmp_path / "inventory").select(["kpro5", "kpro7"], bare=True)
+    code, text = doctor("kpro5", "--limit", "kpro5")
+    assert code == 1
     with pytest.raises(UsageError, match="leaves nothing"):
-        Catalog.load(tmp_path / "inventory").select(["kpro5"], limit=["x"], bare=False)
+        Catalog.load(ROOT / "inventory").select(["kpro5"], limit=["x"], bare=False)
