@@ -13,21 +13,28 @@ from collections.abc import Callable, Sequence
 
 from deployer.deployment import Deployment
 from deployer.engine import Outcome
+from deployer.errors import DeployError
 from deployer.events import Bus, RunFinished, RunStarted
 from deployer.locallock import LocalLock
 from deployer.model import PlanState
+from deployer.multinode_back import NodesBack
+from deployer.multinode_launch import NodesLaunch
 from deployer.multinode_node import open_node
-from deployer.multinode_told import recorded, summary, tell
+from deployer.multinode_told import Failed, recorded, summary, tell
 from deployer.multinode_work import Nodes
 from deployer.repin import repin
-from deployer.restart import RestartStop
 from deployer.run_record import new_run_id
+from deployer.up import keep_seen
 from deployer.up_options import UpOptions
 from deployer.up_result import DeploymentResult, proven
 
 
-def up_nodes(wants: Sequence[Deployment], options: UpOptions, bus: Bus) -> list[DeploymentResult]:
+def up_nodes(
+    wants: Sequence[Deployment], options: UpOptions, bus: Bus, back: NodesBack | None = None
+) -> list[DeploymentResult]:
     """Brings one server up on all its nodes; `wants` are they, in rank order.
+
+    `back`: where it goes in place of what the playbook says (`rollback`).
 
     Every error is in the results: the cause with its node, and NotStarted with the others.
     """
@@ -37,7 +44,7 @@ def up_nodes(wants: Sequence[Deployment], options: UpOptions, bus: Bus) -> list[
         try:
             if not options.dry_run:
                 bus = recorded(records, wants, options, run_id, bus)
-            _up(wants, results, options, bus, run_id)
+            _up(wants, results, options, bus, run_id, back)
         except KeyboardInterrupt:
             for want in wants:
                 bus.emit(RunFinished(want.host_name, want.id, 130, "interrupted"))
@@ -55,11 +62,12 @@ def _up(
     options: UpOptions,
     bus: Bus,
     run_id: str,
+    back: NodesBack | None,
 ) -> None:
     for want in wants:
         bus.emit(RunStarted(want.host_name, want.id, run_id, options.command))
     with contextlib.ExitStack() as stack:
-        _Run(stack, wants, results, options, bus, run_id).story()
+        _Run(stack, wants, results, options, bus, run_id, back).story()
         for want, result in zip(wants, results, strict=True):
             words = summary(want, result)
             bus.emit(RunFinished(want.host_name, want.id, 0, words, "", result.result))
@@ -76,8 +84,10 @@ class _Run:
         options: UpOptions,
         bus: Bus,
         run_id: str,
+        back: NodesBack | None,
     ) -> None:
         self.options = options
+        self.back = back
         self.run_id = run_id
         self.bus = bus
         locks: dict[str, LocalLock] = {}
@@ -89,17 +99,29 @@ class _Run:
                 )
                 stack.enter_context(locks[host])
         nodes = [
-            open_node(stack, want, options, bus, run_id, result, locks.get(want.host_name))
+            open_node(
+                stack,
+                want,
+                options,
+                bus,
+                run_id,
+                result,
+                locks.get(want.host_name),
+                options.steps() if back is None else back.steps(want),
+            )
             for want, result in zip(wants, results, strict=True)
         ]
-        restarts = any(isinstance(step, RestartStop) for step in options.steps())
-        self.work = Nodes(nodes, options, restarts=restarts)
+        make = NodesLaunch if back is None else back.make
+        self.work = Nodes(nodes, options, make, restarts=nodes[0].stop.restarts)
 
     def story(self) -> None:
         """From a look to one verdict."""
-        options, work = self.options, self.work
+        options, work, back = self.options, self.work, self.back
         leader = work.leader
-        self._one_pin()
+        if back is None:
+            self._one_pin()
+        else:
+            back.begin(work.nodes)
         work.look("first look")
         work.judge()
         work.plan()
@@ -112,12 +134,23 @@ class _Run:
                 node.session.want_lock(self.run_id)
                 work.of(node, lambda node: node.look("under the host lock"))
             work.judge()
+        if back is not None:
+            back.seen(work.nodes)
         for node in work.nodes:
             work.of(node, lambda node: node.save())
-        work.refuse_what_stands()
-        work.prepare()
-        work.stop()
-        work.serve()
+        try:
+            work.refuse_what_stands()
+            work.prepare()
+            work.stop()
+            work.serve()
+        except (Failed, DeployError) as error:
+            if back is not None:
+                back.failed(work.nodes, options, error)
+            raise
+        if back is not None:
+            back.done(work.nodes)
+        else:
+            self._settled()
         result = leader.result
         result.left = [
             step.name
@@ -126,6 +159,17 @@ class _Run:
             and step.plan(leader.want, leader.facts, leader.own).state is not PlanState.NOTHING
         ]
         result.result = proven(leader.want, [work.verify], leader.facts, leader.own)
+
+    def _settled(self) -> None:
+        """What was launched ends an earlier rollback, and what it was made from is kept."""
+        outcome = self.work.leader.result.outcome
+        launched = outcome is not None and "launch" in outcome.changed
+        for node in self.work.nodes:
+            over = launched and node.own.rollback is not None
+            if over:
+                node.own.rollback = None
+            if keep_seen(node.want, node.own, node.facts, node.keep) or over:
+                node.save()
 
     def _one_pin(self) -> None:
         """All nodes load the same commit: that of rank 0."""

@@ -16,11 +16,14 @@ from deployer.model import Facts, Plan, PlanState, Where
 from deployer.multinode_follower import Follower, job_of
 from deployer.recipe import recipe_of
 from deployer.remote.transport import Transport
+from deployer.restart import RestartStop
+from deployer.rollback_steps import LaunchAgain
 from deployer.session import HostSession
-from deployer.state import DeploymentState, HostState, Manifest
+from deployer.state import DeploymentState, HostState, Manifest, RolledBack
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
 from deployer.steps.launch import LaunchStep
+from deployer.steps.rolled_back import rolled_back
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.stop import StopStep
 from deployer.steps.stop_told import stop_ours
@@ -30,9 +33,20 @@ from deployer.up_result import DeploymentResult
 
 
 class NodeStop(StopStep):
-    """As `stop`; with a `reason`, the wanted launch of this node ends too."""
+    """As `stop`; with a `reason`, the wanted launch of this node ends too.
+
+    `restarts`: for `deploy restart`, which is no word against a rollback.
+    """
 
     reason: str = ""
+
+    def __init__(self, *, retry: bool = False, restarts: bool = False) -> None:
+        super().__init__(retry=retry)
+        self.restarts = restarts
+
+    def rollback(self, want: Deployment, state: DeploymentState) -> RolledBack | None:
+        """As of `stop`."""
+        return rolled_back(state, want) if self.restarts else super().rollback(want, state)
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """A part of a launch is of no use to a launch of all."""
@@ -70,6 +84,12 @@ class NodeRun:
     @property
     def host(self) -> str:
         return self.want.host_name
+
+    def to(self, want: Deployment, steps: list[Step]) -> NodeRun:
+        """The same node on its way to another wish, by these steps."""
+        stop = next(step for step in steps if isinstance(step, NodeStop))
+        launch = next(step for step in steps if isinstance(step, LaunchStep))
+        return dataclasses.replace(self, want=want, steps=steps, stop=stop, launch=launch)
 
     def save(self) -> None:
         self.state_file.save(self.state)
@@ -119,6 +139,11 @@ class NodeRun:
         finally:
             self.changed(outcome)
 
+    @property
+    def changes(self) -> list[str]:
+        """The steps of this run that have changed something here."""
+        return self.result.outcome.changed if self.result.outcome is not None else []
+
     def changed(self, outcome: Outcome) -> None:
         if self.result.outcome is not None:
             self.result.outcome.changed += outcome.changed
@@ -148,12 +173,16 @@ def open_node(
     run_id: str,
     result: DeploymentResult,
     local: LocalLock | None,
+    given: Sequence[Step],
 ) -> NodeRun:
-    """The node with a session that ends with `stack`. Raises StateError."""
+    """The node with a session that ends with `stack`; its steps are as `given`, but as of a node.
+
+    Raises StateUnreadable.
+    """
     session = stack.enter_context(_session(want, options, bus))
     state_file = StateFile(options.deploy_dir / "state", want.host_name)
     state = state_file.load()
-    steps, stop, launch = _steps(options)
+    steps, stop, launch = node_steps(given)
     return NodeRun(
         want,
         session,
@@ -172,11 +201,11 @@ def open_node(
     )
 
 
-def _steps(options: UpOptions) -> tuple[list[Step], NodeStop, LaunchStep]:
+def node_steps(given: Sequence[Step]) -> tuple[list[Step], NodeStop, LaunchStep]:
     """A node's steps. The whole list looks; `stop` and `launch` are its own."""
-    given = options.steps()
     retry = any(isinstance(step, StopStep) and step.retry for step in given)
-    stop, launch = NodeStop(retry=retry), LaunchStep()
+    stop = NodeStop(retry=retry, restarts=any(isinstance(step, RestartStop) for step in given))
+    launch = next((step for step in given if isinstance(step, LaunchAgain)), LaunchStep())
     own: dict[str, Step] = {"stop": stop, "launch": launch, "verify": VerifyStep()}
     return [own.get(step.name, step) for step in given], stop, launch
 

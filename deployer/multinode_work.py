@@ -143,13 +143,16 @@ class Nodes:
                 node.entered(step)
 
         self._facts_to_followers()
-        outcome = Outcome()
+        # What was stopped for a launch that is then refused serves again.
+        ended = any("stop" in node.changes for node in self.nodes)
+        outcome = Outcome(changed=["stop"] if ended else [])
         engine = leader.engine(steps, self._gather, entering)
         try:
             leader.facts = engine.apply(outcome, leader.facts, Selection())
         except DeployError as error:
             raise Failed({leader.host: error}) from error
         finally:
+            outcome.changed = [name for name in outcome.changed if name != "stop"]
             for node in self.nodes:
                 node.changed(outcome)
 

@@ -102,6 +102,11 @@ def as_made(now: Deployment, recipe: Recipe, lock_text: str, launch: Launch) -> 
     if launch.changes:
         playbook = _with_changes(playbook, launch)
     entry = now.entry.model_copy(update={"port": recipe.port, "variant": launch.variant})
+    node = now.node
+    if node is not None:
+        # Where rank 0 is met is as now; at which port, as then.
+        address = node.init.rpartition(":")[0]
+        node = dataclasses.replace(node, init=f"{address}:{playbook.serve.dist_port}")
     return dataclasses.replace(
         now,
         entry=entry,
@@ -109,6 +114,7 @@ def as_made(now: Deployment, recipe: Recipe, lock_text: str, launch: Launch) -> 
         playbook_name=recipe.playbook_name,
         lock_text=lock_text,
         variant=launch.variant,
+        node=node,
     )
 
 

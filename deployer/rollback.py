@@ -29,7 +29,15 @@ from deployer.model import Facts
 from deployer.names import listed
 from deployer.recipe import Recipe, as_made
 from deployer.remote.lock_record import owner_here
-from deployer.rollback_steps import AsRecorded, StopOther, job_of, rollback_steps, runs
+from deployer.rollback_choice import place_of, place_words, placed
+from deployer.rollback_steps import (
+    AdoptedAgain,
+    AsRecorded,
+    StopOther,
+    job_of,
+    rollback_steps,
+    runs,
+)
 from deployer.state import DeploymentState, Launch, RolledBack
 from deployer.steps.base import Step
 from deployer.steps.rolled_back import wish_key
@@ -58,6 +66,13 @@ def then(now: Deployment, recipe: Recipe, lock_text: str, launch: Launch) -> Dep
             f"launch {launch.id} ran in {places[0]}, and {now.id} is {places[1]} now",
             where=f"{now.id} rollback",
             fix="name another launch, or set `container` in the inventory as it was",
+        )
+    was, place = place_of(launch), placed(now)
+    if was != place:
+        raise StepBlocked(
+            f"launch {launch.id} was {place_words(was)}, and {now.id} is {place_words(place)} now",
+            where=f"{now.id} rollback",
+            fix="name another launch, or write `nodes` in the playbook as it was",
         )
     if len(now.gpus) < len(recipe.gpus):
         raise StepBlocked(
@@ -99,6 +114,11 @@ class RollBack:
         left = job.identity.id if job is not None and job.fingerprint not in ours else ""
         if not left and going is not None:
             left = going.left
+        self.goes(want, own, left)
+
+    def goes(self, want: Deployment, own: DeploymentState, left: str) -> None:
+        """Records where it goes, and that launch `left` serves."""
+        mark = fingerprint(want, own.manifest, want.variant_name)
         before = self._pinned.commit if self._pinned is not None else ""
         own.rollback = RolledBack(
             to=self.launch.id,
@@ -149,7 +169,10 @@ class RollBack:
         """Raises DeployError."""
         own.manifest = record.manifest
         if not record.left:
-            words = "nothing had served before"
+            step = AdoptedAgain()
+            runner = engine(self.now, [step])
+            runner.apply(Outcome(), runner.look("at what had the port before"), Selection())
+            words = step.words or "nothing had served before"
         elif former is None:
             raise DeployError(f"launch {record.left} is not in the state file")
         else:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from deployer.deployment import Deployment
 from deployer.errors import UsageError
 from deployer.names import listed
 from deployer.state import DeploymentState, Launch
 from deployer.steps.rolled_back import time_text
+
+
+def place_of(launch: Launch) -> tuple[int, int]:
+    """Of how many nodes it was one, and its rank; (1, 0) of a server of its own."""
+    flags = dict(zip(launch.argv, launch.argv[1:], strict=False))
+    count, rank = flags.get("--nnodes", ""), flags.get("--node-rank", "")
+    return (int(count) if count.isdigit() else 1), (int(rank) if rank.isdigit() else 0)
+
+
+def placed(now: Deployment) -> tuple[int, int]:
+    """The same of the deployment as it is now."""
+    return (1, 0) if now.node is None else (len(now.node.hosts), now.node.rank)
+
+
+def place_words(place: tuple[int, int]) -> str:
+    """`rank 1 of 2 nodes`."""
+    count, rank = place
+    return "a server of its own" if count == 1 else f"rank {rank} of {count} nodes"
 
 
 def passed(launch: Launch, known_good: str) -> bool:
@@ -22,8 +42,19 @@ def present(own: DeploymentState) -> Launch | None:
     return own.launches[-1] if own.launches else None
 
 
-def choices(own: DeploymentState) -> list[Launch]:
-    """What can be gone back to: of each wish that has passed, its newest launch; newest first."""
+Able = Callable[[Launch], bool]
+
+
+def any_launch(launch: Launch) -> bool:
+    """All can."""
+    return True
+
+
+def choices(own: DeploymentState, able: Able = any_launch) -> list[Launch]:
+    """What can be gone back to: of each wish that has passed, its newest launch; newest first.
+
+    `able`: whether a launch can be made again in this place.
+    """
     now, found = present(own), []
     good = {one.fingerprint for one in own.launches if passed(one, own.known_good)}
     # What was brought back after a failure has not passed itself; its wish has.
@@ -32,7 +63,8 @@ def choices(own: DeploymentState) -> list[Launch]:
     )
     seen = {now.fingerprint} if now is not None and serves else set()
     for launch in reversed(own.launches):
-        if launch.fingerprint not in seen and passed(launch, own.known_good):
+        fits = passed(launch, own.known_good) and able(launch)
+        if launch.fingerprint not in seen and fits:
             seen.add(launch.fingerprint)
             found.append(launch)
     return found
@@ -47,7 +79,7 @@ class Chosen:
     done: bool = False
 
 
-def choose(own: DeploymentState, word: str, here: str) -> Chosen:
+def choose(own: DeploymentState, word: str, here: str, able: Able = any_launch) -> Chosen:
     """The launch that `word` names (its id, or the beginning of it), else the default.
 
     `here`: HOST/NAME, for messages. Raises UsageError for a word that names none.
@@ -56,7 +88,7 @@ def choose(own: DeploymentState, word: str, here: str) -> Chosen:
         found = [one for one in own.launches if one.id.startswith(word)]
         exact = [one for one in found if one.id == word]
         if len(exact or found) != 1:
-            known = listed([one.id for one in choices(own)])
+            known = listed([one.id for one in choices(own, able)])
             raise UsageError(
                 f"{len(found) or 'no'} launches of {here} begin with {word}",
                 where="rollback",
@@ -76,7 +108,7 @@ def choose(own: DeploymentState, word: str, here: str) -> Chosen:
             "launch to go elsewhere",
             done=True,
         )
-    found = choices(own)
+    found = choices(own, able)
     if not found:
         return Chosen(None, "no other launch has passed its gates here")
     if found[0].id == own.known_good:

@@ -7,10 +7,12 @@ from collections.abc import Collection
 
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
-from deployer.model import Change, Facts, Plan, Procedure
+from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.remote.lock_record import owner_here
+from deployer.shell import words
 from deployer.state import Back, DeploymentState, Launch
+from deployer.steps.adopted import KEPT, back_again, command_line, folder
 from deployer.steps.base import Step, StepContext
 from deployer.steps.container import ContainerStep
 from deployer.steps.driver import DriverStep
@@ -48,6 +50,14 @@ class DriverAsItIs(DriverStep):
         return Plan.nothing("left as it is; `deploy up` sees to it")
 
 
+def note_again(state: DeploymentState, launch: Launch, *, asked: bool) -> LaunchNote:
+    """What the job's folder is told of `launch` when it is launched again."""
+    record, back = state.rollback, by_itself(state, launch)
+    if asked and record is not None:
+        back = Back(to=record.to, left=record.left, asked=True, by=record.by or owner_here())
+    return note_of(launch, back)
+
+
 class LaunchAgain(LaunchStep):
     """Launches what `launch` was; the note and the recipe are those of that time.
 
@@ -68,11 +78,8 @@ class LaunchAgain(LaunchStep):
         self, context: StepContext, rung: Rung, note: LaunchNote, key: str
     ) -> tuple[JobIdentity, Launch]:
         """What had failed before it then is told of it again."""
-        record = context.state.rollback
-        back = by_itself(context.state, self.launch)
-        if self.asked and record is not None:
-            back = Back(to=record.to, left=record.left, asked=True, by=record.by or owner_here())
-        return super().start_rung(context, rung, note_of(self.launch, back), key)
+        note = note_again(context.state, self.launch, asked=self.asked)
+        return super().start_rung(context, rung, note, key)
 
     def former(self, state: DeploymentState, failed: Collection[str]) -> Launch | None:
         """Nothing by this step: the rollback brings back what served before."""
@@ -129,6 +136,66 @@ class AsRecorded(LaunchAgain):
         words = self.restore(context, api_key(context), ())
         if context.state.launches[-1].verdict != "ready":
             raise StepFailed(words, where=f"{context.want.id} rollback", fix="read `deploy logs`")
+
+
+@dataclasses.dataclass(frozen=True)
+class WrittenDown:
+    """The command line of a server of somebody else that was ended for a launch; '' for none."""
+
+    command: str
+
+
+class AdoptedAgain(StopStep):
+    """Ends what runs of ours, and starts again the server of somebody else that it replaced."""
+
+    def __init__(self) -> None:
+        super().__init__(retry=True)
+        self.words = ""
+        """What came of it."""
+
+    def probes(self, want: Deployment) -> list[Probe]:
+        """The look at the server, and what is written down."""
+        return [*super().probes(want), written_probe(want)]
+
+    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
+        """Nothing when none is written down, or another has the port."""
+        written, fact = facts.get(WrittenDown), facts.get(ServerFact)
+        if written is None or fact is None or not fact.asked:
+            return Plan.unknown("container", "unknown until the guest can be asked")
+        if self.words or not written.command:
+            return Plan.nothing(self.words or "nothing had served before")
+        ends = self.down_plan(want, facts)
+        if ends.state in (PlanState.BLOCKED, PlanState.UNKNOWN):
+            return ends
+        if fact.strangers:
+            return Plan.nothing(f"port {want.port} is held by pid {fact.strangers[0].pid}")
+        words = f"its own command, environment and user: {written.command}"
+        start = Change("start what had the port", "it had it", Procedure(want.guest, words))
+        return Plan.change(ends.reason, *ends.changes, start)
+
+    def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
+        """Raises StepFailed when it does not come up."""
+        ends = self.down_plan(context.want, facts)
+        if ends.state is PlanState.CHANGES:
+            super().apply(context, facts, ends)
+        text, serves = back_again(
+            context.on(context.want.guest),
+            context.want,
+            lambda what, done, total: context.progress(what, done, total, "s"),
+            self.now,
+            self.sleep,
+        )
+        if not serves:
+            raise StepFailed(text, where=f"{context.want.id} rollback", fix="start it by hand")
+        self.words = text
+
+
+def written_probe(want: Deployment) -> Probe:
+    """Its fact is WrittenDown."""
+    script = f"set -- {words([folder(want)])}\n{KEPT}"
+    return Probe(
+        "adopted", want.guest, script, lambda output: WrittenDown(command_line(output.stdout))
+    )
 
 
 def job_of(facts: Facts) -> ServerJob | None:

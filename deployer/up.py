@@ -242,7 +242,7 @@ def _one(
         if not selection.acts(engine.names, step.name)
         and step.plan(want, facts, own).state is not PlanState.NOTHING
     ]
-    if options.serves and not options.aim and _keep_seen(want, own, facts, engine.keep):
+    if options.serves and not options.aim and keep_seen(want, own, facts, engine.keep):
         state_file.save(state)
     if options.serves:
         result.result = proven(want, steps, facts, own)
@@ -250,7 +250,7 @@ def _one(
             member.join()
 
 
-def _keep_seen(
+def keep_seen(
     want: Deployment,
     own: DeploymentState,
     facts: Facts,
