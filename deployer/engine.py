@@ -48,6 +48,13 @@ class Outcome:
         """Whether any step had something to do."""
         return any(plan.state is not PlanState.NOTHING for plan in self.plans.values())
 
+    @property
+    def refusal(self) -> Plan | None:
+        """The blocked plan that ends a run before anything is changed."""
+        left = [plan for plan in self.plans.values() if plan.state is not PlanState.NOTHING]
+        blocked = (plan for plan in left if plan.state is PlanState.BLOCKED)
+        return next((plan for plan in blocked if plan.stands or plan is left[0]), None)
+
 
 class Engine:
     """One deployment, its steps, and the way to look at it."""

@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 @click.command("plan")
 @targets
 @in_parallel
-@click.option("--exit-code", is_flag=True, help="Exit with 6 when changes are pending.")
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="Tell by the exit code: 6 when changes are pending, that of `up` when it would refuse.",
+)
 @click.option("--variant", metavar="NAME", help="Plan for this variant of the playbook.")
 @repins
 @common
@@ -32,7 +36,11 @@ def command(
     variant: str | None,
     repin: bool,
 ) -> int:
-    """Show what `up` would do; change nothing (same as `up --dry-run`)."""
+    """Show what `up` would do; change nothing (same as `up --dry-run`).
+
+    Exit code 0 when it could look, whatever it shows, a blocked step too: nothing has failed.
+    `--exit-code` tells by the code; `deploy doctor` exits with 1 when something is blocked.
+    """
     from deployer.cli.up import run_up
     from deployer.engine import Selection
 

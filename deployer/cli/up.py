@@ -22,7 +22,6 @@ from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
 from deployer.errors import DeployError, UsageError
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
-from deployer.model import PlanState
 from deployer.multinode import up_nodes
 from deployer.names import listed
 from deployer.rollout import Rollout
@@ -176,6 +175,8 @@ def run_up(
         output.close()
     results = [result for host in done.values() for result in host]
     code = exit_code([result.error for result in results])
+    if code == 0 and exit_on_changes:
+        code = _found(results)
     if options.as_json:
         if not quiet:
             print_json(_document(results, dry_run, code))
@@ -186,9 +187,16 @@ def run_up(
         print_summary(results, dry_run, err=not dry_run or options.jsonl)
     else:
         print_results(results, dry_run, plan_err=options.jsonl)
-    if code == 0 and exit_on_changes and any(r.outcome and r.outcome.pending for r in results):
-        return 6
     return code
+
+
+def _found(results: Sequence[DeploymentResult]) -> int:
+    """What the plans say: the code with which `up` would refuse, else 6 for changes, else 0."""
+    outcomes = [result.outcome for result in results if result.outcome is not None]
+    codes = {one.refusal.exit_code for one in outcomes if one.refusal is not None}
+    if codes:
+        return codes.pop() if len(codes) == 1 else 1
+    return 6 if any(one.pending for one in outcomes) else 0
 
 
 def _starts(steps: Callable[[], list[Step]], serves: bool) -> bool:
@@ -264,8 +272,7 @@ class _Asking:
 
 
 def _asked(want: Deployment, outcome: Outcome) -> str:
-    left = [plan for plan in outcome.plans.values() if plan.state is not PlanState.NOTHING]
-    if any(plan.state is PlanState.BLOCKED and (plan.stands or plan is left[0]) for plan in left):
+    if outcome.refusal is not None:
         # It ends before anything is changed: there is nothing to agree to.
         return ""
     for name, plan in outcome.plans.items():
