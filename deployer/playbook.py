@@ -270,7 +270,8 @@ class Gates(Strict):
     launch, in place of the bad one."""
     on_failure: Literal["restore", "stop", "leave"] = "restore"
     """`up`: what becomes of a launch that failed. `restore`: the known-good one that it replaced is
-    started again; without one it keeps running, marked as failed. `stop`: it is ended besides."""
+    started again, else the server that it ended (stop.old_server: adopt); without either it keeps
+    running, marked as failed. `stop`: it is ended besides."""
 
 
 class Keep(Strict):

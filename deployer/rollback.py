@@ -150,10 +150,9 @@ class RollBack:
         try:
             words = self._back(own, record, former, engine)
         except DeployError as second:
-            error.add(
-                f"and what served before (launch {record.left}) could not be brought back: "
-                f"{second.what}"
-            )
+            before = f"what served before (launch {record.left})"
+            before = before if record.left else "what had the port before"
+            error.add(f"and {before} could not be brought back: {second.what}")
             error.fix = f"{error.fix}; {again}; `deploy up {want.id}` launches the playbook"
             return error
         error.add(words)

@@ -160,10 +160,33 @@ def keep(guest: Transport, want: Deployment, owner: PortOwner, boot: str) -> Wri
     return Written(answer.text.strip())
 
 
+def stop_unit(guest: Transport, unit: str) -> str:
+    """Tells systemd to end it, which would start it again else; what came of it, in words.
+
+    Does not wait: its processes are ended, and seen to end, as any other's.
+    """
+    answer = guest.run('systemctl stop --no-block -- "$1"', args=(unit,))
+    if answer.exit != 0:
+        said = (answer.error_text.strip() or f"exit {answer.exit}").splitlines()[-1]
+        return f"unit {unit} could not be told to stop, and may start it again: {said}"
+    return (
+        f"unit {unit} is told to stop; the next boot starts it again, unless you "
+        f"`systemctl disable {unit}`"
+    )
+
+
 def kept(guest: Transport, want: Deployment) -> str:
     """The command line of what is written down, quoted for a shell; '' when nothing is."""
-    answer = guest.run('[ ! -f "$1/kept/words" ] || cat "$1/kept/words"', args=(folder(want),))
-    raw = answer.stdout.decode("utf-8", "replace").removesuffix("\0")
+    return command_line(guest.run(KEPT, args=(folder(want),)).stdout)
+
+
+KEPT = '[ ! -f "$1/kept/words" ] || cat "$1/kept/words"\n'
+"""$1 folder. Prints its words, each with a NUL at its end."""
+
+
+def command_line(words: bytes) -> str:
+    """The answer of KEPT, quoted for a shell; '' for nothing. Pure."""
+    raw = words.decode("utf-8", "replace").removesuffix("\0")
     return shlex.join(raw.split("\0"))[:SHOWN] if raw else ""
 
 

@@ -17,6 +17,7 @@ from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
 from deployer.state import DeploymentState, Launch
+from deployer.steps import adopted
 from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import remember_failure
 from deployer.steps.known_good import LEFT_OUT
@@ -316,7 +317,7 @@ class LaunchStep(Step):
 
         good = self.former(context.state, failed)
         if good is None:
-            return ""
+            return self.adopted_again(context)
         then = copy.copy(context)
         then.want = as_launched(context.want, good)
         either = f"the last known-good launch {good.id} did not start again either"
@@ -331,15 +332,39 @@ class LaunchStep(Step):
                 self.follow(then, job, launch, key)
             except LaunchFailed as error:
                 self.give_up(then, job, launch, error)
-                return f"{either} ({error.failure.cls}){brings}"
+                return self._or_adopted(context, f"{either} ({error.failure.cls}){brings}")
         except REFUSALS:
             raise
-        except (StepFailed, Unreachable) as error:
+        except StepFailed as error:
             # The first failure is the one to tell; this one is told with it.
+            return self._or_adopted(context, f"{either} ({redacted(error.what, key)}){brings}")
+        except Unreachable as error:
             return f"{either} ({redacted(error.what, key)}){brings}"
         text = restored_words(context.want, then.want, good, launch)
         context.note(text, "warning")
         return text
+
+    def adopted_again(self, context: StepContext) -> str:
+        """What was stopped for this wish and was not ours serves again; '': there is none."""
+        try:
+            text, serves = adopted.back_again(
+                context.on(context.want.guest),
+                context.want,
+                lambda what, done, total: context.progress(what, done, total, "s"),
+                self.now,
+                self.sleep,
+            )
+        except REFUSALS:
+            raise
+        except Unreachable as error:
+            return f"whether anything else had the port before could not be seen: {error.what}"
+        if text:
+            context.note(text, "info" if serves else "warning")
+        return text
+
+    def _or_adopted(self, context: StepContext, told: str) -> str:
+        other = self.adopted_again(context)
+        return f"{told}; {other}" if other else told
 
 
 def api_key(context: StepContext) -> str:

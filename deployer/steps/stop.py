@@ -12,6 +12,7 @@ from deployer.errors import StepBlocked
 from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, Where
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState, RolledBack
+from deployer.steps import adopted
 from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import failed_before
 from deployer.steps.launch import api_key
@@ -36,6 +37,7 @@ from deployer.steps.stop_told import (
     RELEASE_S,
     StopAdopted,
     StopOurs,
+    adopt_again,
     alone,
     at_the_router,
     failed_again,
@@ -103,6 +105,10 @@ class StopStep(Step):
             changes.append(stop_ours(want, job, wanted))
         elif record := self.rollback(want, state):
             return stands(want, None, record)
+        elif not self.retry and (failed := failed_before(state, want)):
+            for owner in fact.strangers:
+                if not owner.job:
+                    return adopt_again(want, owner, failed)
         changes += self.left_changes(want, fact)
         changes += [stop_adopted(want, owner, fact.boot) for owner in fact.strangers]
         if not changes:
@@ -230,9 +236,13 @@ class StopStep(Step):
 
     def _adopted(self, context: StepContext, data: StopAdopted) -> None:
         want, rules = context.want, context.want.playbook.stop
-        owner = data.owner
+        owner, guest = data.owner, context.on(context.want.guest)
+        # What a dead launch of ours left is none of it.
+        written = None if owner.job else adopted.keep(guest, want, owner, data.boot)
         there = JobIdentity("", "", owner.pid, owner.start, data.boot, owner.session)
         self._drain(context, there, lambda: True)
+        if written is not None and written.unit:
+            context.note(adopted.stop_unit(guest, written.unit), "warning")
         command = {
             "do": "stop",
             "pid": data.owner.pid,
@@ -241,12 +251,7 @@ class StopStep(Step):
             "grace_s": rules.grace_s,
             "kill_s": rules.kill_s,
         }
-        answer = ask(
-            context.on(want.guest),
-            want,
-            [command],
-            timeout_s=rules.grace_s + rules.kill_s + 30,
-        )[0]
+        answer = ask(guest, want, [command], timeout_s=rules.grace_s + rules.kill_s + 30)[0]
         if not answer.get("stopped"):
             survivors = tuple(str(line) for line in answer.get("survivors", []))
             raise still_there(want, f"pid {data.owner.pid}", survivors, str(answer.get("error")))

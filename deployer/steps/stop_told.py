@@ -88,15 +88,12 @@ def failed_again(
     want: Deployment, job: ServerJob, serving: bool, failed: FailedWant, state: DeploymentState
 ) -> Plan:
     """The refusal to end a server for what has failed before, with the exit code of that time."""
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(failed.when))
     good = next((one for one in state.launches if one.id == state.known_good), None)
     known = good is not None and good.fingerprint == job.fingerprint
-    helps = f" ({failed.fix})" if failed.fix else ""
     return Plan.blocked(
-        f"exactly this (variant {failed.variant}) failed at {when}: {failed.cause}; "
-        f"{'known-good ' if known else ''}launch {job.identity.id} (variant {job.launch.variant}) "
-        f"{'serves' if serving else 'runs'} and was left alone",
-        f"change the playbook{helps}; `deploy up {want.id} --retry` tries it again as it is",
+        f"{_failed(failed)}; {'known-good ' if known else ''}launch {job.identity.id} (variant "
+        f"{job.launch.variant}) {'serves' if serving else 'runs'} and was left alone",
+        _retry(want, failed),
         exit_code=failed.exit_code,
     )
 
@@ -153,8 +150,28 @@ def stop_adopted(want: Deployment, owner: PortOwner, boot: str) -> Change:
             f"TERM to pid {owner.pid} (start {owner.start}), then KILL to it and its descendants",
             StopAdopted(owner, boot),
         ),
-        f"start it by hand: {owner.command[:500]}",
+        "if no launch comes up in its place it is started again; by hand: " + owner.command[:500],
     )
+
+
+def adopt_again(want: Deployment, owner: PortOwner, failed: FailedWant) -> Plan:
+    """The refusal to end what has the port for what has failed before."""
+    return Plan.blocked(
+        f"{_failed(failed)}; pid {owner.pid} ({owner.command[:200]}) has port {want.port}, and was "
+        "left alone",
+        _retry(want, failed),
+        exit_code=failed.exit_code,
+    )
+
+
+def _failed(failed: FailedWant) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(failed.when))
+    return f"exactly this (variant {failed.variant}) failed at {when}: {failed.cause}"
+
+
+def _retry(want: Deployment, failed: FailedWant) -> str:
+    helps = f" ({failed.fix})" if failed.fix else ""
+    return f"change the playbook{helps}; `deploy up {want.id} --retry` tries it again as it is"
 
 
 def at_the_router(want: Deployment, *, returns: bool) -> tuple[str, ...]:

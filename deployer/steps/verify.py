@@ -13,6 +13,7 @@ from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.playbook import ArgValue
 from deployer.remote.jobs import ROOT
 from deployer.state import DeploymentState
+from deployer.steps import adopted
 from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import forget_failure, remember_failure
 from deployer.steps.known_good import remember
@@ -21,10 +22,13 @@ from deployer.steps.server_facts import ServerFact
 from deployer.steps.server_wanted import LaunchNote, is_wanted, server_job_name
 from deployer.steps.serving_fact import ServingFact, serving_probe
 
+# $1 jobs, $2 launch, $3 what is written down of a server that it replaced, '' for nothing.
 WRITE_VERDICT = """\
 d=$1/$2
 [ "$(readlink "$1/current")" = "$2" ] || [ "$(readlink "$1/current")" = "$d" ] || exit 3
-cat >"$d/verdict.new" && mv "$d/verdict.new" "$d/verdict"
+cat >"$d/verdict.new" && mv "$d/verdict.new" "$d/verdict" || exit 1
+[ -z "$3" ] || { rm -rf "$3"; rmdir "${3%/*}" 2>/dev/null; }
+exit 0
 """
 
 
@@ -168,7 +172,7 @@ class VerifyStep(Step):
         try:
             answer = context.on(want.guest).run(
                 WRITE_VERDICT,
-                args=[f"{ROOT}/{server_job_name(want)}", launch_id],
+                args=[f"{ROOT}/{server_job_name(want)}", launch_id, _needless(context, verdict)],
                 stdin=f"{line}\n".encode(),
                 timeout_s=30,
             )
@@ -192,6 +196,14 @@ class VerifyStep(Step):
                 fix="see that /var/lib/deployer has space, then run `deploy verify`",
                 evidence=(problem,),
             )
+
+
+def _needless(context: StepContext, verdict: str) -> str:
+    """The folder of what this launch replaced and may not be needed any more, '' while it may."""
+    migration = context.state.migration
+    if verdict != "good" or (migration is not None and not migration.outcome):
+        return ""
+    return adopted.folder(context.want)
 
 
 def _arguments(want: Deployment, note: LaunchNote) -> dict[str, ArgValue]:

@@ -11,6 +11,7 @@ from deployer.model import PlanState
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.mtphead import ALGORITHM_FLAGS
 from deployer.state import Launch
+from deployer.steps.adopted import kept
 from deployer.steps.base import StepContext
 from deployer.steps.gates_bench import Bench, GateFault
 from deployer.steps.gates_identity import identity
@@ -195,10 +196,12 @@ class Fallback:
         return None
 
     def restored(self) -> str:
-        """The last known-good launch, which was stopped for this one, runs again; '': none is."""
-        state, key = self.context.state, self.bench.api_key
+        """What was stopped for this launch runs again: the last known-good one, else a server that
+        this tool did not start; '' when there was none.
+        """
+        state, key, want = self.context.state, self.bench.api_key, self.context.want
         failed = {*self.note.marks, *self._since()}
-        if last_good(state, failed) is None:
+        if last_good(state, failed) is None and not kept(self.context.on(want.guest), want):
             return ""
         self.end_launch()
         words = self._launcher().restore(self.context, key, failed)
