@@ -94,5 +94,6 @@ def refuse_nodes(deployments: Iterable[Deployment], what: str) -> None:
         if want.node is not None:
             raise UsageError(
                 f"{what} is not for a server of several nodes, and {want.id} is one of them",
-                fix=f"`deploy up {want.id}` with the playbook as it shall be",
+                fix=f"`deploy down {want.id}`; write the other hosts into the inventory and "
+                "`nodes:` of the playbook; then `deploy up`",
             )

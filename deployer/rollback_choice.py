@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from deployer.deployment import Deployment
@@ -28,6 +28,27 @@ def place_words(place: tuple[int, int]) -> str:
     """`rank 1 of 2 nodes`."""
     count, rank = place
     return "a server of its own" if count == 1 else f"rank {rank} of {count} nodes"
+
+
+Place = tuple[Deployment, DeploymentState]
+"""A deployment, or one node of it, and its state."""
+
+
+def part_of(own: DeploymentState, launch_id: str) -> Launch | None:
+    """A node's record of a launch: all nodes share its id."""
+    return next((one for one in own.launches if one.id == launch_id), None)
+
+
+def unfit(places: Sequence[Place], launch_id: str) -> str:
+    """Why this launch cannot be made again in all of these places; '' when it can."""
+    for now, own in places:
+        part = part_of(own, launch_id)
+        if part is None:
+            return f"{now.id} has no record of its part in it"
+        was, place = place_of(part), placed(now)
+        if was != place:
+            return f"{now.id} was {place_words(was)} then, and is {place_words(place)} now"
+    return ""
 
 
 def passed(launch: Launch, known_good: str) -> bool:
@@ -109,6 +130,8 @@ def choose(own: DeploymentState, word: str, here: str, able: Able = any_launch) 
             done=True,
         )
     found = choices(own, able)
+    if not found and choices(own):
+        return Chosen(None, "no other launch that has passed its gates fits `nodes` as it is now")
     if not found:
         return Chosen(None, "no other launch has passed its gates here")
     if found[0].id == own.known_good:

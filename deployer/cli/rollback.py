@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import click
@@ -13,10 +16,9 @@ from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, complete_target
 from deployer.cli.output import print_json
 from deployer.cli.plain import printable
-from deployer.crosscheck_nodes import refuse_nodes
 from deployer.errors import DeployError, Unreachable, UsageError
 from deployer.rollback import RollBack, made_of, then
-from deployer.rollback_choice import choices, choose
+from deployer.rollback_choice import Place, choices, choose, part_of, unfit
 from deployer.rollback_sight import Choice, There, described, look, present_words
 from deployer.rollback_steps import rollback_steps
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from deployer.deployment import Deployment
     from deployer.kept import Kept
     from deployer.rollback_choice import Chosen
-    from deployer.state import DeploymentState, Launch
+    from deployer.state import DeploymentState, HostState, Launch
 
 SHOWN = 10
 
@@ -40,27 +42,32 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
     Says what it would go back to, and what else there is; goes there with --yes, or when asked on a
     terminal. Same lock, weights, variant, arguments, port and name; then the gates run. When it
     fails, what served before serves again. `up` does not undo it until the playbook changes.
+    A server of several nodes goes back on all of them, as one launch.
     """
     from deployer.cli.up import run_up
     from deployer.engine import Selection
     from deployer.kept import Kept
-    from deployer.state import DeploymentState
+    from deployer.multinode import up_nodes
+    from deployer.multinode_back import NodesBack
     from deployer.state_file import StateFile
     from deployer.up_options import UpOptions
 
-    now = _one(options, word)
     folder = UpOptions(base=options.inventory).deploy_dir
     kept = Kept(folder / "kept")
-    state = StateFile(folder / "state", now.host_name).load()
-    own = state.deployments.get(now.name, DeploymentState())
-    chosen = choose(own, launch, now.id)
+    places = [
+        (one, _own(StateFile(folder / "state", one.host_name).load(), one.name))
+        for one in _meant(options, word)
+    ]
+    now, own = places[0]
+    chosen = choose(own, launch, now.id, lambda one: not unfit(places, one.id))
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (options.as_json or options.jsonl)
     acts = chosen.launch is not None and (options.yes or dry_run or asks)
-    there = There()
+    there = [There() for _ in places]
     if not acts or asks:
         with deadline(options.timeout):
-            there = _look(options, now, own, chosen, kept)
-    if chosen.launch is None and options.yes and not chosen.done and not there.problem:
+            there = _look(options, places, chosen, kept)
+    problem = "; ".join(one.problem for one in there if one.problem)
+    if chosen.launch is None and options.yes and not chosen.done and not problem:
         raise DeployError(
             f"nothing to go back to: {chosen.why}",
             where=f"{now.id} rollback",
@@ -68,105 +75,182 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
             "the playbook",
         )
     if options.as_json and not acts:
-        found = described(_listed(own, chosen), kept, there)
-        print_json(_document(now, own, chosen, found, there))
-        return 3 if there.problem else 0
+        print_json(_document(places, chosen, kept, there))
+        return 3 if problem else 0
     if not options.as_json:
-        for line in _lines(now, own, chosen, described(_listed(own, chosen), kept, there), there):
+        for line in _lines(places, chosen, kept, there):
             click.echo(printable(line), err=options.jsonl or acts)
     if chosen.launch is None or not acts:
         if chosen.launch is not None:
             click.echo("nothing was changed: add --yes to go back", err=True)
-        return 3 if there.problem else 0
-    recipe, lock_text = made_of(kept, chosen.launch, now.id)
-    want = then(now, recipe, lock_text, chosen.launch)
-    target = chosen.launch
+        return 3 if problem else 0
+    parts, wants = _parts(places, chosen.launch, kept)
     return run_up(
         options,
-        [want],
+        wants,
         Selection(),
         dry_run=dry_run,
         name="rollback",
-        steps=lambda: rollback_steps(target),
-        aim=RollBack(now, target, recipe, kept),
+        steps=lambda: rollback_steps(parts[0].launch),
+        aim=parts[0] if now.node is None else None,
+        up_server=functools.partial(up_nodes, back=NodesBack(parts)),
     )
 
 
-def _one(options: Options, word: str) -> Deployment:
+def _meant(options: Options, word: str) -> list[Deployment]:
+    """One deployment, or all nodes of one server in rank order."""
     found = options.select([word], False)
-    refuse_nodes(found, "rollback")
-    if len(found) != 1:
+    servers = {(one.name, one.node.hosts) if one.node else (one.id, ()) for one in found}
+    if len(servers) != 1:
+        host = word.partition("/")[0]
         raise UsageError(
-            f"{word} has {len(found)} deployments",
+            f"{word} has {len(servers)} deployments",
             where="rollback",
-            fix=f"name one of them: {', '.join(one.id for one in found)}",
+            fix=f"name one of them: {', '.join(o.id for o in found if o.host_name == host)}",
         )
-    return found[0]
+    return found
 
 
-def _listed(own: DeploymentState, chosen: Chosen) -> list[Launch]:
-    found = choices(own)[:SHOWN]
+def _own(state: HostState, name: str) -> DeploymentState:
+    from deployer.state import DeploymentState
+
+    return state.deployments.get(name) or DeploymentState()
+
+
+def _parts(
+    places: Sequence[Place], launch: Launch, kept: Kept
+) -> tuple[list[RollBack], list[Deployment]]:
+    """Of each node: its aim, and the deployment of that time. Raises DeployError."""
+    if len(places) > 1 and (why := unfit(places, launch.id)):
+        raise DeployError(
+            f"launch {launch.id} cannot be gone back to: {why}",
+            where=f"{places[0][0].id} rollback",
+            fix="name another launch, or write `nodes` in the playbook as it was",
+        )
+    parts, wants = [], []
+    for now, own in places:
+        part = part_of(own, launch.id) or launch
+        recipe, lock_text = made_of(kept, part, now.id)
+        wants.append(then(now, recipe, lock_text, part))
+        parts.append(RollBack(now, part, recipe, kept))
+    if len({(one.recipe.manifest.commit, one.recipe.lock) for one in parts}) != 1:
+        raise DeployError(
+            f"launch {launch.id} has other weights or another lock on each of its nodes",
+            where=f"{places[0][0].id} rollback",
+            fix="name another launch",
+        )
+    return parts, wants
+
+
+def _listed(places: Sequence[Place], chosen: Chosen) -> list[Launch]:
+    found = choices(places[0][1], lambda one: not unfit(places, one.id))[:SHOWN]
     if chosen.launch is not None and chosen.launch not in found:
         found.insert(0, chosen.launch)
     return found
 
 
-def _look(
-    options: Options, now: Deployment, own: DeploymentState, chosen: Chosen, kept: Kept
-) -> There:
-    """What of the choices is on the target; a target that does not answer is told, not raised."""
-    from deployer.session import HostSession
+def _look(options: Options, places: Sequence[Place], chosen: Chosen, kept: Kept) -> list[There]:
+    """What of the choices is on each target; one that does not answer is told, not raised."""
+    ids = [one.id for one in _listed(places, chosen)]
 
-    session = HostSession(now.host_name, now.host, options.inventory)
-    try:
-        return look(now, session.transports(now)[now.guest], _listed(own, chosen), kept)
-    except Unreachable as error:
-        return There(problem=str(error))
-    finally:
-        session.close(lambda text: click.echo(text, err=True))
+    def one(place: Place) -> There:
+        from deployer.session import HostSession
+
+        now, own = place
+        session = HostSession(now.host_name, now.host, options.inventory)
+        try:
+            parts = [part for part in (part_of(own, id_) for id_ in ids) if part is not None]
+            return look(now, session.transports(now)[now.guest], parts, kept)
+        except Unreachable as error:
+            return There(problem=str(error))
+        finally:
+            session.close(lambda text: click.echo(text, err=True))
+
+    if len(places) == 1:
+        return [one(places[0])]
+    with ThreadPoolExecutor(max_workers=len(places)) as pool:
+        return list(pool.map(one, places))
 
 
 def _lines(
-    now: Deployment, own: DeploymentState, chosen: Chosen, found: list[Choice], there: There
+    places: Sequence[Place], chosen: Chosen, kept: Kept, there: Sequence[There]
 ) -> list[str]:
+    now, own = places[0]
     if chosen.launch is None:
         head = f"{now.id}: nothing to go back to: {chosen.why}"
     else:
         head = f"{now.id}: goes back to launch {chosen.launch.id}: {chosen.why}"
-    lines = [head, f"  now: {present_words(own)}"]
-    if there.problem:
-        lines.append(f"  what of it is still there is not known: {there.problem}")
-    for choice in found:
-        lines += _choice(choice, choice.launch is chosen.launch, own.known_good)
+    lines = [head]
+    if len(places) > 1:
+        lines.append(f"  one server of the nodes {', '.join(one.id for one, _ in places)}")
+    lines.append(f"  now: {present_words(own)}")
+    for one in there:
+        if one.problem:
+            lines.append(f"  what of it is still there is not known: {one.problem}")
+    for launch in _listed(places, chosen):
+        lines += _choice(places, launch, launch is chosen.launch, kept, there)
     return lines
 
 
-def _choice(choice: Choice, first: bool, known_good: str) -> list[str]:
-    launch, recipe = choice.launch, choice.recipe
+def _choice(
+    places: Sequence[Place], launch: Launch, first: bool, kept: Kept, there: Sequence[There]
+) -> list[str]:
     began = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(launch.started))
-    mark = ">" if first else "*" if launch.id == known_good else " "
+    mark = ">" if first else "*" if launch.id == places[0][1].known_good else " "
     lines = [f"{mark} {launch.id:<22} {began}  {launch.variant:<10} {launch.verdict}"]
-    if recipe is not None:
-        lines.append(
-            f"    {recipe.manifest.repo}@{recipe.manifest.commit[:12]}, engine "
-            f"{recipe.engine.get('version', '?')}; venv: {choice.venv}; weights: {choice.weights}"
-        )
-    else:
+    found = _described(places, launch, kept, there)
+    recipe, why = found[0].recipe, unfit(places, launch.id)
+    if why:
+        lines.append(f"    cannot be gone back to: {why}")
+    elif recipe is None or any(one.recipe is None for one in found):
         lines.append("    cannot be gone back to: what it was made from was not kept")
+    else:
+        what = f"{recipe.manifest.repo}@{recipe.manifest.commit[:12]}, engine "
+        what += f"{recipe.engine.get('version', '?')}"
+        has = [f"venv: {one.venv}; weights: {one.weights}" for one in found]
+        if len(places) == 1:
+            lines.append(f"    {what}; {has[0]}")
+        else:
+            lines.append(f"    {what}")
+            lines += [
+                f"    {one.host_name}: {said}" for (one, _), said in zip(places, has, strict=True)
+            ]
     if figures := short_figures(launch.figures):
         lines.append(f"    measured: {figures}")
     return lines
 
 
+def _described(
+    places: Sequence[Place], launch: Launch, kept: Kept, there: Sequence[There]
+) -> list[Choice]:
+    """Of each node."""
+    return [
+        described([part_of(own, launch.id) or launch], kept, seen)[0]
+        for (_, own), seen in zip(places, there, strict=True)
+    ]
+
+
 def _document(
-    now: Deployment, own: DeploymentState, chosen: Chosen, found: list[Choice], there: There
+    places: Sequence[Place], chosen: Chosen, kept: Kept, there: Sequence[There]
 ) -> dict[str, object]:
+    now, own = places[0]
+    choices = []
+    for launch in _listed(places, chosen):
+        found = _described(places, launch, kept, there)
+        one = {**found[0].to_dict(), "problem": unfit(places, launch.id)}
+        if len(places) > 1:
+            one["nodes"] = {
+                node.host_name: {"venv": each.venv, "weights": each.weights}
+                for (node, _), each in zip(places, found, strict=True)
+            }
+        choices.append(one)
     return {
         "id": now.id,
+        "nodes": [one.id for one, _ in places] if len(places) > 1 else [],
         "now": own.launches[-1].id if own.launches else None,
         "known_good": own.known_good,
         "to": chosen.launch.id if chosen.launch is not None else None,
         "why": chosen.why,
-        "problem": there.problem,
-        "choices": [choice.to_dict() for choice in found],
+        "problem": "; ".join(one.problem for one in there if one.problem),
+        "choices": choices,
     }

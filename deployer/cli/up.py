@@ -21,6 +21,7 @@ from deployer.crosscheck_nodes import refuse_nodes
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
 from deployer.errors import DeployError, UsageError
+from deployer.events import Bus
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.multinode import up_nodes
 from deployer.names import listed
@@ -33,6 +34,8 @@ from deployer.up_result import DeploymentResult
 
 Question = Callable[[Deployment, Outcome], str]
 """Prints what would be done and returns the question; '' when there is nothing to ask."""
+
+UpServer = Callable[[Sequence[Deployment], UpOptions, Bus], list[DeploymentResult]]
 
 
 @click.command("up")
@@ -108,11 +111,13 @@ def run_up(
     canary: bool | None = None,
     max_failures: int | None = None,
     aim: Aim | None = None,
+    up_server: UpServer = up_nodes,
     quiet: bool = False,
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code.
 
-    `canary` and `max_failures`: see Rollout. `quiet`: the caller shows plans and document.
+    `canary` and `max_failures`: see Rollout. `up_server` brings one of several nodes up. `quiet`:
+    the caller shows plans and document.
     """
     alone, servers = _by_server(deployments) if _starts(steps, serves) else (deployments, [])
     if aim is not None:
@@ -154,7 +159,7 @@ def run_up(
 
     def work(unit: str, group: Sequence[Deployment]) -> list[DeploymentResult]:
         if unit in after:
-            return up_nodes(group, how, output.bus)
+            return up_server(group, how, output.bus)
         return up_host(unit, group, how, output.bus)
 
     def lost(unit: str, error: DeployError) -> list[DeploymentResult]:

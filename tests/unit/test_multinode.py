@@ -132,9 +132,10 @@ def test_one_node_means_all_in_rank_order(tree: Path) -> None:
     assert [want.id for want in select(tree, "kpro5/big", whole=False)] == ["kpro5/big"]
     with pytest.raises(UsageError, match="without kpro5/big"):
         select(tree, all_=True, limit=["!kpro5"])
-    with pytest.raises(UsageError, match="rollback is not for a server of several nodes"):
-        refuse_nodes(select(tree, "kpro5/big"), "rollback")
-    refuse_nodes(select(tree, "kpro6/own"), "rollback")
+    with pytest.raises(UsageError, match="migrate is not for a server of several nodes") as caught:
+        refuse_nodes(select(tree, "kpro5/big"), "migrate")
+    assert "`deploy down kpro6/big`" in caught.value.fix
+    refuse_nodes(select(tree, "kpro6/own"), "migrate")
 
 
 def test_a_server_waits_for_its_own_hosts_alone(tree: Path) -> None:
