@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import signal
 import sys
 from types import FrameType
@@ -14,6 +13,7 @@ from types import FrameType
 import click
 
 from deployer import __version__
+from deployer.cli.streams import OutputLost, end_by_pipe, take_over
 
 COMMANDS = {
     "init": "Look at a machine that no inventory names, and write its inventory file.",
@@ -126,21 +126,38 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _terminated)
+    take_over()
     verbose = any(word in ("-v", "--verbose") for word in sys.argv[1:])
+    try:
+        code = _ended(verbose)
+        sys.stdout.flush()
+    except OutputLost as error:
+        code = 1
+        _say(
+            f"deploy: stdout cannot be written: {error.strerror}",
+            "free space, or send it elsewhere",
+        )
+        sys.stdout = None
+    except BrokenPipeError:
+        end_by_pipe()
+    sys.exit(code)
+
+
+def _ended(verbose: bool) -> int:
+    """Runs the command; its exit code. Raises BrokenPipeError when its output goes nowhere."""
     try:
         code = group.main(prog_name="deploy", standalone_mode=False)
     except click.ClickException as error:
         _misused(error)
-        sys.exit(2)
+        return 2
     except (click.exceptions.Abort, KeyboardInterrupt):
         _say("deploy: interrupted", "run the same command again; it continues where it was")
-        sys.exit(130)
+        return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        raise
     except Exception as error:  # noqa: BLE001 - the top level turns every error into a code
-        sys.exit(_failed(error, verbose))
-    sys.exit(code if isinstance(code, int) else 0)
+        return _failed(error, verbose)
+    return code if isinstance(code, int) else 0
 
 
 def _failed(error: Exception, verbose: bool) -> int:

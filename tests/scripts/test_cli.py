@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -174,3 +175,34 @@ def test_a_wrong_word_is_two_lines(words: list[str], fix: str) -> None:
     assert done.stdout == ""
     if words[0] == "stats":
         assert "did you mean `status`?" in what
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        ("| true", 128 + signal.SIGPIPE, ""),
+        ("2>&1 | true", 128 + signal.SIGPIPE, ""),
+        (">/dev/full", 1, "deploy: stdout cannot be written: No space left on device"),
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("2>/dev/full", 0, ""),
+    ],
+)
+def test_output_that_goes_nowhere_ends_as_with_other_tools(
+    tmp_path: Path, where: str, code: int, said: str
+) -> None:
+    main = "from deployer.cli.main import main; main()"
+    script = f'{{ "$1" -c "$2" --help; echo $? >"$3"; }} {where}'
+    words = [script, "bash", sys.executable, main, str(tmp_path / "code")]
+    done = subprocess.run(
+        ["bash", "-c", *words], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    assert int((tmp_path / "code").read_text()) == code
+    assert done.stderr.partition("\n")[0] == said
+
+
+def test_a_usage_error_keeps_its_code_where_nobody_can_be_told() -> None:
+    script = 'exec "$1" -c "from deployer.cli.main import main; main()" nonsense 2>"$2"'
+    for place in ("/dev/full", "/dev/null"):
+        done = subprocess.run(["sh", "-c", script, "sh", sys.executable, place], check=False)
+        assert done.returncode == 2
