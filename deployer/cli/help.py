@@ -20,11 +20,13 @@ EXIT_CODES = """\
 """
 
 MIGRATE = """\
-deploy migrate SRC DST [--dry-run] [--retire | --keep-source] | [--abort]
+deploy migrate SRC DST [--dry-run] [--retire | --keep-source] | --abort
 
-SRC serves on one host, DST is an entry of the inventory on another. The model comes up and is
-proven on DST while SRC serves; then the traffic moves, and SRC drains and stops.
+SRC serves on one host; DST, of the same model and served name, is an entry of the inventory on
+another. DST comes up and is proven while SRC serves; then the traffic moves, and SRC drains and
+stops. HOST is enough for HOST/NAME where it has one deployment, or one of SRC's name.
 
+Phases
 preflight  looks at both hosts and lists every obstacle at once; nothing is touched
 prepare    driver, GPUs, container and venv of DST; the venv is built for its own GPUs
 weights    from SRC by ssh or from the Hub, whichever a few measured seconds show faster. The copy
@@ -32,24 +34,52 @@ weights    from SRC by ssh or from the Hub, whichever a few measured seconds sho
            `peer_address` and `peer_port` of an ssh entry say how hosts reach each other. Where
            neither source can be reached from DST, the bytes go through this machine
 launch     started and through its gates on DST; a failure ends with 5 and SRC untouched
-cutover    moves the traffic, as `cutover` of DST's entry says (else of SRC's):
-             router   smg or sglang-router: the new worker in, healthy there, the old one out
-             hook     a command on this machine; its environment has DEPLOY_DIRECTION (forward or
-                      back), DEPLOY_FROM, DEPLOY_TO (HOST/NAME), DEPLOY_FROM_URL, DEPLOY_TO_URL,
-                      DEPLOY_MODEL and DEPLOY_MIGRATION. It may be run twice. With probe_url the
-                      gap that clients see is measured and printed
-             address  an address of its own moves between the containers (pct set), its MAC address
-                      with it; requests that are under way end
+cutover    moves the traffic, as `cutover` of DST's entry says (else of SRC's; else the router of a
+           `replica` entry). Keys in brackets have these values when left out:
+             router   url, via (controller), api_key_env, ready_s (120): smg or sglang-router; the
+                      new worker in, healthy there within ready_s, the old one out
+             hook     command, timeout_s (60), probe_url: a program on this machine, see below
+             address  ip, interface (net1), probe_url: an address of its own moves between the
+                      containers (pct set) with its MAC address; requests under way end
              none     (left out) the new endpoint is printed
-settle     DST serves through the cut-over for settle_s; if it fails, the traffic goes back
-stop       SRC drains for at most drain_s and stops (--keep-source: it does not)
+settle     DST serves through the cut-over for settle_s (60); if it fails, the traffic goes back
+stop       SRC gets at most drain_s (300) for the requests that it has, then stops
 retire     with --retire: SRC's container stops, its GPUs go back to vfio-pci; nothing is deleted
 
-Killed or cut off in any phase, the same command goes on; a journal is kept here and on both hosts,
-so another controller goes on too. --abort takes back what was done, in any phase and after the end:
-traffic first, then DST is stopped. What DST was given (venv, verified weights, partial files that a
-later run resumes) stays on its disk. What held DST's port and was not started by this tool (allowed
-by stop.old_server: adopt) is started again with its own words and environment.
+Options
+--dry-run      the steps on DST, what follows, and every obstacle; with --abort: what it would do
+--retire       as above; the same command with it does so after the end of a migration, too
+--keep-source  SRC is not stopped: it goes on without traffic; `deploy down SRC` ends it later
+--abort        takes back what was done, in any phase and after the end: traffic first (SRC is
+               started again if it is stopped), then DST is stopped
+On a terminal it asks before it acts (--yes: it does not); --json acts only with --yes.
+
+Killed or cut off in any phase, the same command goes on; a journal is kept here and on both hosts
+(/var/lib/deployer/migrations), so another controller goes on too. After --abort, what DST was given
+(venv, verified weights, partial files that a later run resumes) stays on its disk. What held DST's
+port and was not started by this tool (allowed by stop.old_server: adopt) is started again with its
+own words and environment.
+
+Exit code 0: done. 1: a step failed, or obstacles (2, 3 or 4 where all are of that kind). 3: a host
+or the router was not reached. 4: a host's lock is held. 5: DST does not pass its gates, or failed
+after the cut-over and the traffic is back at SRC.
+
+The hook is started without a shell in the folder where `deploy` runs; a name without / is looked
+for in PATH. Its input is empty; what it prints is shown when it has ended. Status 0 says that new
+requests go to DEPLOY_TO from now on. Another status, or timeout_s (its process group is killed),
+ends the run: the same command starts the hook again, --abort starts it with `back`. So it may run
+twice, and `back` may follow a `forward` that was cut off. Its environment is that of `deploy`, and
+DEPLOY_DIRECTION  forward; or back: with --abort, or when DST fails after the cut-over
+DEPLOY_FROM       HOST/NAME that loses the traffic: SRC, with `back` DST
+DEPLOY_TO         HOST/NAME that gets it
+DEPLOY_FROM_URL   the server of DEPLOY_FROM, without /v1: worker_url of its entry, else url, else
+                  http://ADDRESS:PORT
+DEPLOY_TO_URL     the same of DEPLOY_TO
+DEPLOY_MODEL      the name that clients ask for (model.served_name)
+DEPLOY_MIGRATION  the migration's id, the same in all its runs
+probe_url is what clients use, without /v1: its /v1/models is asked every 50 ms during the move, and
+the gap is printed (404 and 5xx are no answer). It must answer before anything is moved. When it
+does not 30 s after the move, the traffic goes back.
 
 A port forward is a rule of some host's firewall, no part of a container's config: a hook changes
 it. With nft a map does it in one step, and connections that are open go on to the old server:
