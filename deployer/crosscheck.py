@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from deployer.crosscheck_twin import refuse_twin
 from deployer.deployment import Deployment
 from deployer.document import Document
-from deployer.inventory import Container, Host
+from deployer.inventory import Container, Cutover, Host
 from deployer.names import did_you_mean, listed
 from deployer.yamltree import At
 
@@ -57,6 +57,8 @@ def check_host(document: Document, name: str, host: Host) -> None:
             if container_entry.gpus is not None:
                 wanted, owner = container_entry.gpus, f"container {entry.container}"
         _check_gpus(document, (*place, "gpus"), entry.gpus, wanted, owner)
+        if entry.cutover is not None:
+            _check_one_way(document, (*place, "cutover"), entry.cutover)
     check_ports(
         document,
         name,
@@ -81,6 +83,18 @@ def _check_create(document: Document, at: At, container: Container) -> None:
             (*at, "create", "net", "gateway"),
             f"{document.name((*at, 'create', 'net'))} has a gateway, but its address is dhcp",
             fix="remove `gateway:`, or write `ip:` with a prefix",
+        )
+
+
+def _check_one_way(document: Document, at: At, rules: Cutover) -> None:
+    """The traffic moves in one way; none of two is chosen in silence."""
+    ways = [key for key in ("router", "hook", "address") if getattr(rules, key) is not None]
+    if len(ways) > 1:
+        raise document.error(
+            (*at, ways[1]),
+            f"{document.name(at)} has {' and '.join(ways)}: the traffic moves in one way",
+            fix="leave one of them",
+            key=True,
         )
 
 

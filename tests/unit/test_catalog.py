@@ -208,6 +208,15 @@ def test_wrong_references(
     assert caught.value.fix
 
 
+def test_the_traffic_moves_in_one_way(tree: Path) -> None:
+    two = "cutover: {router: {url: http://r}, hook: {command: [./move]}}"
+    with pytest.raises(DocumentError, match="has router and hook: the traffic moves") as caught:
+        load(tree, ("playbook: small}", f"playbook: small, {two}}}"))
+    assert caught.value.fix == "leave one of them"
+    one = "cutover: {hook: {command: [./move]}, settle_s: 5}"
+    load(tree, (two, one[:-1] + "}"))
+
+
 @pytest.mark.parametrize("port", [", port: 30000", ""])
 def test_two_deployments_on_one_port(tree: Path, port: str) -> None:
     catalog = load(tree, ("130, playbook: small, port: 30001", f"129, playbook: small{port}"))
