@@ -19,7 +19,7 @@ from deployer.deployment import Deployment, Node, Peer, worker_url
 from deployer.document import Document, load
 from deployer.errors import UsageError
 from deployer.inventory import DeploymentEntry, Host, InventoryFile
-from deployer.names import did_you_mean, like, listed, same_url, shown
+from deployer.names import did_you_mean, like, listed, parts_of, same_url, shown
 from deployer.playbook import Playbook
 from deployer.validation import validate
 
@@ -111,6 +111,8 @@ class Catalog:
             raise UsageError(
                 "no target named", fix=f"name HOST or HOST/NAME, or --all; hosts: {self._listed()}"
             )
+        if limit:
+            self._check_limit(limit)
         chosen: dict[tuple[str, str], DeploymentEntry] = {}
         for word in self.hosts if all_ else words:
             chosen.update(self._meant(word, quiet=all_ or bare))
@@ -128,6 +130,17 @@ class Catalog:
         for host in dict.fromkeys(want.host_name for want in selected):
             crosscheck.check_ports(self.documents[host], host, self._ports(host))
         return selected
+
+    def named(
+        self, words: Sequence[str], all_: bool = False, limit: Sequence[str] = ()
+    ) -> list[tuple[str, str]]:
+        """(host, name) of what the words mean, without a look at any playbook. Raises UsageError."""
+        chosen = self._chosen(words, all_)
+        return list(_limited(chosen, limit, bare=False) if limit else chosen)
+
+    def take(self, name: str, loaded: LoadedPlaybook) -> None:
+        """Uses this in place of the file of playbook `name`."""
+        self._playbooks[name] = loaded
 
     def undeployed(
         self, words: Sequence[str], all_: bool = False, limit: Sequence[str] = ()
@@ -157,6 +170,27 @@ class Catalog:
             playbook = with_absolute_package(playbook, self.playbook_dir)
             self._playbooks[name] = LoadedPlaybook(document, playbook, lock_of(document, playbook))
         return self._playbooks[name]
+
+    def _check_limit(self, limit: Sequence[str]) -> None:
+        """Each pattern of it must be like something: one misspelt leaves out, or in, what it named.
+
+        Raises UsageError.
+        """
+        known = [*self.hosts]
+        known += [f"{host}/{name}" for host, one in self.hosts.items() for name in one.deployments]
+        parts = parts_of(limit)
+        if not parts:
+            # As of a variable that is not set: it must not mean all of them.
+            raise UsageError("--limit is empty", fix="name hosts, or leave it out")
+        for part in parts:
+            name = part.removeprefix("!")
+            if name[:1] in ("", "!") or not like([name], known):
+                raise UsageError(
+                    f"--limit: nothing of the inventory is like `{part}`"
+                    f"{did_you_mean(name, known)}",
+                    where=shown(self.inventory_dir),
+                    fix=f"hosts: {self._listed()}",
+                )
 
     def _listed(self) -> str:
         return listed(self.hosts)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 import urllib.parse
 from collections.abc import Iterable
 from importlib import resources
@@ -88,8 +89,9 @@ _TOPICS = {
 
 def did_you_mean(word: str, options: Iterable[object]) -> str:
     """`; did you mean `gpus`?` for the nearest of `options`, or an empty string."""
-    near = difflib.get_close_matches(word, [str(option) for option in options], n=1, cutoff=0.6)
-    return f"; did you mean `{near[0]}`?" if near else ""
+    known = {str(option).lower(): str(option) for option in options}
+    near = difflib.get_close_matches(word.lower(), known, n=1, cutoff=0.6)
+    return f"; did you mean `{known[near[0]]}`?" if near else ""
 
 
 def listed(options: Iterable[object], limit: int = 12) -> str:
@@ -99,12 +101,17 @@ def listed(options: Iterable[object], limit: int = 12) -> str:
     return (", ".join(words[:limit]) or "none") + (f" and {rest} more" if rest > 0 else "")
 
 
+def parts_of(patterns: Iterable[str]) -> list[str]:
+    """Each pattern by itself: they may be joined by commas and blanks."""
+    return [part for pattern in patterns for part in re.split(r"[,\s]+", pattern) if part]
+
+
 def like(patterns: Iterable[str], names: Iterable[str]) -> bool:
     """Is one of `names` like one of `patterns` (`*`, `?`), and none like one with a `!` before it?
 
-    Patterns may be joined by commas. With nothing but `!` patterns, all others are meant.
+    Patterns may be joined, see `parts_of`. With nothing but `!` patterns, all others are meant.
     """
-    every = [part for pattern in patterns for part in pattern.split(",") if part]
+    every = parts_of(patterns)
     known = list(names)
     wanted = [part for part in every if not part.startswith("!")]
     unwanted = [part[1:] for part in every if part.startswith("!")]

@@ -98,6 +98,7 @@ def test_key_files_belong_to_the_inventory_folder(tree: Path) -> None:
     [
         (["kpro"], "no host `kpro` in the inventory; did you mean `kpro5`?"),
         (["kpro5/qwn"], "host `kpro5` has no deployment `qwn`; did you mean `qwen`?"),
+        (["KPRO5"], "no host `KPRO5` in the inventory; did you mean `kpro5`?"),
         (["kpro5/"], "host `kpro5` has no deployment ``"),
         (["kpro5/qwen/x"], "no deployment `qwen/x`"),
         (["bare"], "host `bare` has no deployments"),
@@ -110,6 +111,42 @@ def test_unknown_words(tree: Path, words: list[str], what: str) -> None:
         load(tree).select(words)
     assert what in caught.value.what
     assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [
+        (["kpro5"], ["qwen", "tiny"]),
+        ([" kpro5/t* ,kpro5/qwen"], ["qwen", "tiny"]),
+        (["!kpro5/t*"], ["qwen"]),
+        (["kpro?", "!*/qwen"], ["tiny"]),
+        (["bare", "kpro5/tiny"], ["tiny"]),
+    ],
+)
+def test_limit(tree: Path, limit: list[str], left: list[str]) -> None:
+    assert [want.name for want in load(tree).select([], True, limit=limit)] == left
+
+
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [
+        ([""], "--limit is empty"),
+        ([" , "], "--limit is empty"),
+        (["!"], "nothing of the inventory is like `!`"),
+        (["!!kpro5"], "nothing of the inventory is like `!!kpro5`"),
+        (["!kpro55"], "nothing of the inventory is like `!kpro55`; did you mean `kpro5`?"),
+        (["kpro5", "KPRO6/*"], "nothing of the inventory is like `KPRO6/*`"),
+        (["bare"], "--limit bare leaves nothing"),
+        (["!kpro5"], "--limit !kpro5 leaves nothing"),
+    ],
+)
+def test_a_limit_that_would_mean_something_else_is_refused(
+    tree: Path, limit: list[str], what: str
+) -> None:
+    """A misspelt `!` pattern would let in what it was to leave out, an empty one everything."""
+    with pytest.raises(UsageError) as caught:
+        load(tree).select([], True, limit=limit)
+    assert what in caught.value.what and caught.value.fix
 
 
 def test_all_and_words_do_not_mix(tree: Path) -> None:
