@@ -6,11 +6,11 @@ once its time to clean up is over.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from deployer.cancel import Cancel
@@ -47,15 +47,15 @@ class Slots:
     def __init__(self, count: int | None = None) -> None:
         self._free = threading.Semaphore(count or PARALLEL)
 
-    def take(self) -> None:
-        """Waits for a slot."""
-        self._free.acquire()
+    def take(self, seconds: float | None = None) -> bool:
+        """Waits for a slot; False when none was free for so long."""
+        return self._free.acquire(timeout=seconds)
 
     def give_back(self) -> None:
         """Lets the next one work."""
         self._free.release()
 
-    @contextmanager
+    @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
         """Gives the slot of this thread back for the block."""
         self.give_back()
@@ -92,7 +92,9 @@ def run_hosts(
     try:
         try:
             for host, deployments in groups.items():
-                run.slots.take()
+                while not run.slots.take(TURN_S):
+                    run.collect_ended()
+                run.collect_ended()
                 refused = refusal(host)
                 if refused is None:
                     run.start(host, deployments)
@@ -140,6 +142,7 @@ class _Run(Generic[R]):
         self._after = after
         self._waits_for = waits_for
         self._at_work: dict[str, None] = {}
+        self._told = time.monotonic()
         self._ended: queue.SimpleQueue[tuple[str, R | None, BaseException | None]]
         self._ended = queue.SimpleQueue()
 
@@ -154,9 +157,10 @@ class _Run(Generic[R]):
                 result = self._lost(host, refused) if refused else self._work(host, deployments)
             except BaseException as error:  # noqa: BLE001 - raised again by collect
                 failure = error
-            self.slots.give_back()
             self.over[host].set()
             self._ended.put((host, result, failure))
+            # Last: who gets the slot sees how this one ended.
+            self.slots.give_back()
 
         # The interpreter does not wait for a daemon: a host that hangs holds nothing up.
         self._at_work[host] = None
@@ -176,18 +180,37 @@ class _Run(Generic[R]):
     def collect(self, until: float | None = None) -> None:
         """Takes results until all are there, or until then (monotonic). Raises what `work` did."""
         while self._at_work:
-            left = TELL_S if until is None else min(TELL_S, until - time.monotonic())
-            if left <= 0:
+            now = time.monotonic()
+            tell = self._told + TELL_S
+            if until is not None and now >= until:
                 return
-            try:
-                host, result, error = self._ended.get(timeout=left)
-            except queue.Empty:
-                self._waits_for(list(self._at_work))
+            if now >= tell:
+                self._tell()
                 continue
-            del self._at_work[host]
-            if error is not None:
-                raise error
-            self.results[host] = result  # type: ignore[assignment]
+            try:
+                self._take(timeout=(tell if until is None else min(tell, until)) - now)
+            except queue.Empty:
+                continue
+
+    def collect_ended(self) -> None:
+        """Takes what has ended, before the next one begins. Raises what `work` did."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._take(timeout=0)
+        if time.monotonic() - self._told >= TELL_S:
+            self._tell()
+
+    def _take(self, timeout: float) -> None:
+        host, result, error = self._ended.get(timeout=timeout)
+        self._told = time.monotonic()
+        del self._at_work[host]
+        if error is not None:
+            raise error
+        self.results[host] = result  # type: ignore[assignment]
+
+    def _tell(self) -> None:
+        self._told = time.monotonic()
+        self._waits_for(list(self._at_work))
 
     def cut_short(self, cause: Interrupted | CommandOverdue) -> None:
         """Ends all hosts; returns when they have, or when their time to clean up is over."""

@@ -113,6 +113,36 @@ def test_who_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said[-1] == ["b"]
 
 
+def test_who_holds_the_only_slot_is_said_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "TELL_S", 0.05)
+    monkeypatch.setattr(fleet, "TURN_S", 0.01)
+    told = threading.Event()
+    said: list[list[str]] = []
+
+    def waits_for(hosts: list[str]) -> None:
+        said.append(hosts)
+        told.set()
+
+    def work(host: str, group: object) -> str:
+        assert told.wait(10)
+        return host
+
+    done = run_hosts(GROUPS, work, lost, waits_for=waits_for, slots=Slots(1))
+    assert said[0] == ["a"] and list(done) == list(GROUPS)
+
+
+def test_after_an_unforeseen_error_no_further_host_is_begun() -> None:
+    begun: list[str] = []
+
+    def work(host: str, group: object) -> str:
+        begun.append(host)
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        run_hosts(GROUPS, work, lost, slots=Slots(1))
+    assert begun == ["a"]
+
+
 def test_no_more_than_asked_for_at_once() -> None:
     now, most, lock = [0], [0], threading.Lock()
 
