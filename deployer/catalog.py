@@ -93,6 +93,7 @@ class Catalog:
         limit: Sequence[str] = (),
         whole: bool = True,
         bare: bool = False,
+        launches: bool = True,
     ) -> list[Deployment]:
         """The deployments that HOST and HOST/NAME words mean, each once, in the order named.
 
@@ -101,7 +102,27 @@ class Catalog:
         `variant` overrides the inventory's; `limit` leaves only what its patterns are like, see
         `names.like`. `bare`: a host without deployments is passed over, see `undeployed`. Raises
         UsageError for a word or variant that means nothing, DocumentError for a playbook or lock
-        that is missing or wrong.
+        that is missing or wrong. `launches` False: what the playbook says is not launched, and a
+        variant of the inventory that it lacks is no error.
+        """
+        chosen = self.named(words, all_, limit, bare)
+        selected = [self._deployment(host, name, variant, launches) for host, name in chosen]
+        if whole:
+            selected = self._whole(selected, variant, launches, limited=bool(limit))
+        for host in dict.fromkeys(want.host_name for want in selected):
+            crosscheck.check_ports(self.documents[host], host, self._ports(host))
+        return selected
+
+    def named(
+        self,
+        words: Sequence[str],
+        all_: bool = False,
+        limit: Sequence[str] = (),
+        bare: bool = False,
+    ) -> list[tuple[str, str]]:
+        """(host, name) of what `select` of the same words means, without a look at any playbook.
+
+        Raises UsageError.
         """
         if all_ and words:
             raise UsageError(
@@ -124,19 +145,7 @@ class Catalog:
             )
         if limit:
             chosen = _limited(chosen, limit, bare=bare)
-        selected = [self._deployment(host, name, variant) for host, name in chosen]
-        if whole:
-            selected = self._whole(selected, variant, limited=bool(limit))
-        for host in dict.fromkeys(want.host_name for want in selected):
-            crosscheck.check_ports(self.documents[host], host, self._ports(host))
-        return selected
-
-    def named(
-        self, words: Sequence[str], all_: bool = False, limit: Sequence[str] = ()
-    ) -> list[tuple[str, str]]:
-        """(host, name) of what the words mean, without a look at any playbook. Raises UsageError."""
-        chosen = self._chosen(words, all_)
-        return list(_limited(chosen, limit, bare=False) if limit else chosen)
+        return list(chosen)
 
     def take(self, name: str, loaded: LoadedPlaybook) -> None:
         """Uses this in place of the file of playbook `name`."""
@@ -216,11 +225,15 @@ class Catalog:
             )
         return {(host_name, name): host.deployments[name]}
 
-    def _deployment(self, host_name: str, name: str, variant: str | None) -> Deployment:
+    def _deployment(
+        self, host_name: str, name: str, variant: str | None, launches: bool
+    ) -> Deployment:
         host, document = self.hosts[host_name], self.documents[host_name]
         entry = host.deployments[name]
         at = ("hosts", host_name, "deployments", name, "playbook")
         loaded = self.playbook(entry.playbook, document, at)
+        known = [rung.name for rung in loaded.playbook.variants]
+        asked = variant or entry.variant
         deployment = Deployment(
             host_name=host_name,
             name=name,
@@ -229,15 +242,15 @@ class Catalog:
             playbook=_drained(entry, loaded.playbook),
             playbook_name=entry.playbook,
             lock_text=loaded.lock_text,
-            variant=variant or entry.variant,
+            variant=asked if launches or asked in known else None,
             guest_keys=guest_keys(document, host_name, host, entry.container),
             peers=self._peers(host_name, name, loaded.playbook),
             node=self._node(host_name, name, loaded),
         )
-        crosscheck.check_variant(deployment, document)
+        if launches:
+            crosscheck.check_variant(deployment, document)
         if deployment.node is not None:
             crosscheck_nodes.check_node(deployment, document)
-        known = [rung.name for rung in loaded.playbook.variants]
         if variant and variant not in known:
             raise UsageError(
                 f"{deployment.id}: playbook {entry.playbook} has no variant "
@@ -248,7 +261,7 @@ class Catalog:
         return deployment
 
     def _whole(
-        self, selected: Sequence[Deployment], variant: str | None, *, limited: bool
+        self, selected: Sequence[Deployment], variant: str | None, launches: bool, *, limited: bool
     ) -> list[Deployment]:
         """With the other nodes of each, in rank order. Raises UsageError for a half of --limit."""
         found: dict[str, Deployment] = {}
@@ -266,7 +279,8 @@ class Catalog:
             for host in hosts:
                 one = want if host == want.host_name else None
                 found.setdefault(
-                    f"{host}/{want.name}", one or self._deployment(host, want.name, variant)
+                    f"{host}/{want.name}",
+                    one or self._deployment(host, want.name, variant, launches),
                 )
         return list(found.values())
 

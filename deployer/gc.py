@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from deployer.deployment import Deployment
 from deployer.gc_found import Found, GcFact, Kind, Row, inside
 from deployer.recipe import Recipe
-from deployer.rollback_choice import choose
+from deployer.rollback_choice import any_launch, choose
 from deployer.state import DeploymentState, Launch
 from deployer.steps.server_wanted import server_job_name
 from deployer.steps.shards_download import job_name
@@ -45,8 +45,10 @@ class Known:
         """
         own, record = self.own, self.own.rollback
         ids = {}
-        if (target := choose(own, "", self.want.id).launch) is not None:
-            ids[target.id] = "`deploy rollback` goes back to it"
+        # Also one whose recipe is not here: it may lie on another machine.
+        for able in (any_launch, lambda one: one.recipe in self.recipes):
+            if (target := choose(own, "", self.want.id, able).launch) is not None:
+                ids[target.id] = "`deploy rollback` goes back to it"
         if record is not None and not record.outcome:
             ids |= dict.fromkeys((record.to, record.left), "the rollback under way needs it")
         ids[own.known_good] = "the known-good launch"

@@ -1,7 +1,8 @@
 """What a launch was made from, kept so that it can be made again: lock, model, arguments. Pure.
 
 `rollback` takes from it what the server is: model, engine, serve, variants, lock, weights. How it
-is fetched, stopped and judged, and the driver and GPUs below it, are as the playbook says now.
+is fetched, stopped and judged, and the driver and GPUs below it, are as the playbook says now; as
+it said then when it cannot be read now.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ KEPT_NOW = {
     "serve": ("api_key_env", "keep_launches", "log_max_bytes"),
 }
 """Keys of sections that come from the recipe which are as now all the same: how a package is
-fetched (an address may hold a password, and none is kept), and who may ask the server."""
+fetched, and who may ask the server."""
+
+SERVER = ("model", "engine", "serve", "variants")
+"""Sections that say what the server is."""
 
 
 class Recipe(StateModel):
@@ -42,6 +46,9 @@ class Recipe(StateModel):
     vmid: int | None
     gpus: list[str]
     manifest: Manifest
+    rest: dict[str, Any] = Field(default_factory=dict)
+    """The other sections, and KEPT_NOW, less an address with a user in it: it may hold a password,
+    and none is kept. Empty in a recipe of an older version."""
 
     def text(self) -> str:
         """The same recipe has the same text."""
@@ -57,9 +64,13 @@ class Recipe(StateModel):
 def recipe_of(want: Deployment, manifest: Manifest) -> Recipe:
     """What a launch of `want` with these weights is made from."""
     whole = want.playbook.model_dump(mode="json")
-    for section, keys in KEPT_NOW.items():
-        for name in keys:
-            whole[section].pop(name)
+    rest: dict[str, Any] = {
+        section: {name: whole[section].pop(name) for name in keys}
+        for section, keys in KEPT_NOW.items()
+    }
+    if "@" in (rest["engine"]["index_url"] or ""):
+        del rest["engine"]["index_url"]
+    rest |= {name: part for name, part in whole.items() if name not in SERVER}
     return Recipe(
         playbook_name=want.playbook_name,
         model=whole["model"],
@@ -71,7 +82,34 @@ def recipe_of(want: Deployment, manifest: Manifest) -> Recipe:
         vmid=want.vmid,
         gpus=list(want.gpus),
         manifest=manifest,
+        rest={name: part for name, part in rest.items() if part is not None},
     )
+
+
+def playbook_of(recipe: Recipe, here: str) -> Playbook:
+    """The whole playbook of that time. Raises DeployError when it cannot be had from the recipe.
+
+    `here`: HOST/NAME, for messages.
+    """
+    if not recipe.rest:
+        raise DeployError(
+            "what is kept of its launches is of an older version, which kept no whole playbook",
+            where=here,
+            fix="correct the playbook; its launches from then on are kept whole",
+        )
+    whole = {**recipe.rest, "model": recipe.model, "variants": recipe.variants}
+    for section in KEPT_NOW:
+        whole[section] = {**getattr(recipe, section), **recipe.rest.get(section, {})}
+    try:
+        return Playbook.model_validate(whole)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise DeployError(
+            f"its kept playbook is one that this version cannot read: {key}: {first['msg']}",
+            where=here,
+            fix="correct the playbook, or use the version of deploy that kept it",
+        ) from None
 
 
 def as_made(now: Deployment, recipe: Recipe, lock_text: str, launch: Launch) -> Deployment:

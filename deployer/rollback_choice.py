@@ -109,11 +109,12 @@ def choose(own: DeploymentState, word: str, here: str, able: Able = any_launch) 
         found = [one for one in own.launches if one.id.startswith(word)]
         exact = [one for one in found if one.id == word]
         if len(exact or found) != 1:
-            known = listed([one.id for one in choices(own, able)])
+            meant = found or choices(own, able)
+            known = f"name one of: {listed([one.id for one in meant])}; " if meant else ""
             raise UsageError(
                 f"{len(found) or 'no'} launches of {here} begin with {word}",
                 where="rollback",
-                fix=f"name one of: {known} (`deploy history {here}` lists all)",
+                fix=f"{known}`deploy history {here}` lists all",
             )
         return Chosen((exact or found)[0], "asked for")
     record, now = own.rollback, present(own)
@@ -129,11 +130,15 @@ def choose(own: DeploymentState, word: str, here: str, able: Able = any_launch) 
             "launch to go elsewhere",
             done=True,
         )
-    found = choices(own, able)
-    if not found and choices(own):
-        return Chosen(None, "no other launch that has passed its gates fits `nodes` as it is now")
+    found, all_ = choices(own, able), choices(own)
+    if not found and all_:
+        return Chosen(None, "no other launch that has passed its gates can be made again")
     if not found:
         return Chosen(None, "no other launch has passed its gates here")
+    why = "the last launch with another wish that passed its gates"
     if found[0].id == own.known_good:
-        return Chosen(found[0], "the last known-good launch")
-    return Chosen(found[0], "the last launch with another wish that passed its gates")
+        why = "the last known-good launch"
+    newer = all_[: next(i for i, one in enumerate(all_) if one.fingerprint == found[0].fingerprint)]
+    if newer:
+        why += f" and can be made again; {listed([one.id for one in newer])} cannot"
+    return Chosen(found[0], why)

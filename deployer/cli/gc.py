@@ -47,7 +47,9 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
     from deployer.up_options import UpOptions
 
     deployments = options.select(words, all_)
-    everywhere = Catalog.load(options.inventory).select([], True)
+    # A folder may be mounted in several containers of a host.
+    hosts = list(dict.fromkeys(want.host_name for want in deployments))
+    everywhere = Catalog.load(options.inventory).select(hosts, launches=False)
     deploy_dir = UpOptions(base=options.inventory).deploy_dir
     known = _Knowing(deploy_dir, everywhere)
     local: list[Local] = []

@@ -6,9 +6,11 @@ import time
 
 import click
 
+from deployer.catalog import Catalog
 from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
+from deployer.errors import DocumentError
 from deployer.state import DeploymentState, Launch, ValidatedSet
 from deployer.state_file import StateFile
 from deployer.steps.rolled_back import back_document, back_words, record_document, record_words
@@ -26,12 +28,12 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     that was asked for or came of a failure.
     """
     options.no_events("history")
-    deployments = options.select(words, all_)
+    named = _named(options, words, all_)
     folder = UpOptions(base=options.inventory).deploy_dir / "state"
-    states = {name: StateFile(folder, name).load() for name in {d.host_name for d in deployments}}
+    states = {host: StateFile(folder, host).load() for host in {host for host, _ in named}}
     owned = {
-        want.id: states[want.host_name].deployments.get(want.name, DeploymentState())
-        for want in deployments
+        f"{host}/{name}": states[host].deployments.get(name, DeploymentState())
+        for host, name in named
     }
     if options.as_json:
         print_json(
@@ -61,6 +63,16 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
         if own.rollback is not None:
             click.echo(f"  rollback {record_words(own.rollback, name)}")
     return 0
+
+
+def _named(options: Options, words: tuple[str, ...], all_: bool) -> list[tuple[str, str]]:
+    """(host, name) of the deployments; what was launched is told whatever their playbooks say."""
+    catalog = Catalog.load(options.inventory)
+    try:
+        found = catalog.select(list(words), all_, limit=options.limit, launches=False)
+    except DocumentError:
+        return catalog.named(list(words), all_, options.limit)
+    return [(want.host_name, want.name) for want in found]
 
 
 def _line(launch: Launch, good: bool) -> str:

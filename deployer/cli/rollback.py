@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -19,10 +19,12 @@ from deployer.cli.plain import printable
 from deployer.errors import DeployError, Unreachable, UsageError
 from deployer.rollback import RollBack, made_of, then
 from deployer.rollback_choice import Place, choices, choose, part_of, unfit
-from deployer.rollback_sight import Choice, There, described, look, present_words
+from deployer.rollback_sight import Choice, There, described, look, present_words, unable
 from deployer.rollback_steps import rollback_steps
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from deployer.deployment import Deployment
     from deployer.kept import Kept
     from deployer.rollback_choice import Chosen
@@ -53,13 +55,16 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
     from deployer.up_options import UpOptions
 
     folder = UpOptions(base=options.inventory).deploy_dir
+    warnings: list[str] = []
     kept = Kept(folder / "kept")
     places = [
         (one, _own(StateFile(folder / "state", one.host_name).load(), one.name))
-        for one in _meant(options, word)
+        for one in _meant(options, word, folder, warnings.append)
     ]
+    for line in warnings:
+        click.echo(printable(f"warning: {line}"), err=True)
     now, own = places[0]
-    chosen = choose(own, launch, now.id, lambda one: not unfit(places, one.id))
+    chosen = choose(own, launch, now.id, lambda one: not unable(kept, places, one.id))
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (options.as_json or options.jsonl)
     acts = chosen.launch is not None and (options.yes or dry_run or asks)
     there = [There() for _ in places]
@@ -75,7 +80,7 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
             "the playbook",
         )
     if options.as_json and not acts:
-        print_json(_document(places, chosen, kept, there))
+        print_json({**_document(places, chosen, kept, there), "warnings": warnings})
         return 3 if problem else 0
     if not options.as_json:
         for line in _lines(places, chosen, kept, there):
@@ -97,9 +102,17 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
     )
 
 
-def _meant(options: Options, word: str) -> list[Deployment]:
-    """One deployment, or all nodes of one server in rank order."""
-    found = options.select([word], False)
+def _meant(
+    options: Options, word: str, folder: Path, told: Callable[[str], None]
+) -> list[Deployment]:
+    """One deployment, or all nodes of one server in rank order.
+
+    `told` gets a line when a playbook that cannot be used is replaced by what is kept in `folder`.
+    """
+    from deployer.catalog import Catalog
+    from deployer.kept_wish import select
+
+    found = select(Catalog.load(options.inventory), word, folder, told)
     servers = {(one.name, one.node.hosts) if one.node else (one.id, ()) for one in found}
     if len(servers) != 1:
         host = word.partition("/")[0]
@@ -143,7 +156,7 @@ def _parts(
 
 
 def _listed(places: Sequence[Place], chosen: Chosen) -> list[Launch]:
-    found = choices(places[0][1], lambda one: not unfit(places, one.id))[:SHOWN]
+    found = choices(places[0][1])[:SHOWN]
     if chosen.launch is not None and chosen.launch not in found:
         found.insert(0, chosen.launch)
     return found
@@ -199,11 +212,9 @@ def _choice(
     mark = ">" if first else "*" if launch.id == places[0][1].known_good else " "
     lines = [f"{mark} {launch.id:<22} {began}  {launch.variant:<10} {launch.verdict}"]
     found = _described(places, launch, kept, there)
-    recipe, why = found[0].recipe, unfit(places, launch.id)
-    if why:
+    recipe, why = found[0].recipe, unable(kept, places, launch.id)
+    if why or recipe is None:
         lines.append(f"    cannot be gone back to: {why}")
-    elif recipe is None or any(one.recipe is None for one in found):
-        lines.append("    cannot be gone back to: what it was made from was not kept")
     else:
         what = f"{recipe.manifest.repo}@{recipe.manifest.commit[:12]}, engine "
         what += f"{recipe.engine.get('version', '?')}"
@@ -237,7 +248,7 @@ def _document(
     choices = []
     for launch in _listed(places, chosen):
         found = _described(places, launch, kept, there)
-        one = {**found[0].to_dict(), "problem": unfit(places, launch.id)}
+        one = {**found[0].to_dict(), "problem": unable(kept, places, launch.id)}
         if len(places) > 1:
             one["nodes"] = {
                 node.host_name: {"venv": each.venv, "weights": each.weights}

@@ -170,6 +170,66 @@ def test_a_state_that_cannot_be_read_stops_only_its_own_host(box: Box) -> None:
     assert box.deploy("gc", "h", "--yes").return_value == 2
 
 
+def passed(box: Box) -> tuple[Launch, Launch]:
+    """Two launches; the older one can be gone back to."""
+    want = box.want()
+    manifest = Manifest(repo="Qwen/Q", asked="main", commit="c0ffee", files=[])
+    kept = Kept(box.folder / ".deploy" / "kept")
+    key = kept.add(recipe_of(want, manifest), want.lock_text)
+    given = {"variant": "mtp", "recipe": key}
+    old = Launch(id="20261101-a", started=1.0, verified=2.0, verdict="stopped", **given)
+    new = Launch(id="20261102-b", started=3.0, fingerprint="2", verdict="good", **given)
+    box.save(DeploymentState(launches=[old, new], known_good=new.id, manifest=manifest))
+    return old, new
+
+
+@pytest.mark.parametrize("fault", ["broken", "gone", "no lock", "variant"])
+def test_rollback_needs_no_playbook(box: Box, fault: str) -> None:
+    old, new = passed(box)
+    playbook, inventory = box.folder / "playbooks" / "q.yaml", box.folder / "inventory" / "h.yaml"
+    if fault == "broken":
+        playbook.write_text("model: [")
+    elif fault == "gone":
+        playbook.unlink()
+    elif fault == "no lock":
+        (box.folder / "playbooks" / "lock.txt").unlink()
+    else:
+        document = yaml.safe_load(inventory.read_text())
+        document["hosts"]["h"]["deployments"]["q"]["variant"] = "no-such"
+        inventory.write_text(yaml.safe_dump(document))
+    done = box.deploy("rollback", "h")
+    assert done.return_value == 0 and f"goes back to launch {old.id}" in done.output
+    said = f"in its place: what is kept of launch {new.id}"
+    assert (said in done.stderr) is (fault != "variant")
+    told = json.loads(box.deploy("--json", "rollback", "h/q").stdout)
+    assert told["to"] == old.id and len(told["warnings"]) == (fault != "variant")
+    assert f"h/q: 2 launches\n  {old.id}" in box.deploy("history", "h").output
+    # Nothing is freed by what is not known.
+    with pytest.raises(DeployError) as caught:
+        if fault != "variant":
+            box.deploy("gc", "h", "--yes")
+        box.deploy("up", "h", "--yes")
+    assert caught.value.exit_code == 2
+
+
+def test_without_a_playbook_and_without_what_was_kept(box: Box) -> None:
+    passed(box)
+    playbook = box.folder / "playbooks" / "q.yaml"
+    playbook.write_text("model: [")
+    kept = box.folder / ".deploy" / "kept"
+    [recipe] = kept.glob("*.json")
+    recipe.rename(recipe.with_suffix(".gone"))
+    with pytest.raises(DeployError, match=r"q.yaml.*in its place: what that launch was made") as it:
+        box.deploy("rollback", "h")
+    assert it.value.exit_code == 2
+    box.save(DeploymentState())
+    with pytest.raises(DeployError, match="in its place: nothing is kept of its launches"):
+        box.deploy("rollback", "h")
+    (box.folder / "inventory" / "h.yaml").write_text("hosts: [")
+    with pytest.raises(DeployError, match=r"h.yaml"):
+        box.deploy("rollback", "h")
+
+
 def test_rollback_says_what_there_is(box: Box) -> None:
     assert "nothing to go back to" in box.deploy("rollback", "h").output
     with pytest.raises(DeployError, match="no other launch has passed") as caught:

@@ -38,11 +38,11 @@ from deployer.errors import (
 from deployer.events import Bus
 from deployer.kept import Kept
 from deployer.model import Change, Facts, Plan, PlanState, ProbeOutput, Shell, Where
-from deployer.recipe import as_made, recipe_of
+from deployer.recipe import as_made, playbook_of, recipe_of
 from deployer.restart import RestartStop
 from deployer.rollback import RollBack, made_of, then
 from deployer.rollback_choice import choices, choose
-from deployer.rollback_sight import There, builds_probe, described, parse_builds
+from deployer.rollback_sight import There, builds_probe, described, parse_builds, unable
 from deployer.rollback_steps import (
     AsRecorded,
     DriverAsItIs,
@@ -733,3 +733,50 @@ def test_what_an_older_version_launched_is_kept_when_up_finds_it_serving(rolling
     assert up.up_host("kpro5", [NOW], options, Bus(lambda event: None))[0].error is None
     found = rolling.own().launches[-1]
     assert found.id == "l1" and rolling.kept.load(found.recipe)[1] == NOW.lock_text
+
+
+def test_the_default_is_one_that_can_be_made_again(rolling: Run) -> None:
+    """The newest that passed was launched by an older version: its recipe is not kept."""
+    own = history(
+        launch("a", "1", recipe="kept"), launch("b", "2"), launch("c", "3", "good"), good="c"
+    )
+    chosen = choose(own, "", "h/n", lambda one: one.recipe == "kept")
+    assert chosen.launch is own.launches[0]
+    assert chosen.why.endswith("and can be made again; b cannot")
+    none = choose(own, "", "h/n", lambda one: False)
+    assert none.launch is None and "no other launch that has passed" in none.why
+    with pytest.raises(UsageError, match="no launches of h/n begin with z") as caught:
+        choose(state(), "z", "h/n")
+    assert caught.value.fix == "`deploy history h/n` lists all"
+    places = [(NOW, rolling.own())]
+    assert unable(rolling.kept, places, "l0") == ""
+    assert "no record" in unable(rolling.kept, places, "zz")
+    (rolling.kept.folder / f"{recipe_of(OLD, MANIFEST).lock}.lock").unlink()
+    assert "is not kept, or cannot be read" in unable(rolling.kept, places, "l0")
+
+
+def test_the_whole_playbook_is_kept_but_no_password() -> None:
+    index = "https://me:secret@x/simple"
+    want = deployment(
+        engine={"index_url": index, "find_links": ["/wheels"]},
+        serve={"api_key_env": "KEY"},
+        gates={"burst": 7},
+        stop={"old_server": "adopt"},
+        gpus={"persist": "report"},
+    )
+    recipe = recipe_of(want, MANIFEST)
+    assert "secret" not in recipe.text()
+    again = playbook_of(recipe, "kpro5/qwen")
+    engine = want.playbook.engine.model_copy(update={"index_url": None})
+    assert again == want.playbook.model_copy(update={"engine": engine})
+    plain = deployment(engine={"index_url": "none"})
+    assert playbook_of(recipe_of(plain, MANIFEST), "h/n") == plain.playbook
+    # What is rolled back from stays the same wish when the file is as it was again.
+    assert wish_key(dataclasses.replace(plain, playbook=again)) != wish_key(plain)
+    restored = playbook_of(recipe_of(plain, MANIFEST), "h/n")
+    assert wish_key(dataclasses.replace(plain, playbook=restored)) == wish_key(plain)
+    with pytest.raises(DeployError, match="older version, which kept no whole playbook"):
+        playbook_of(recipe.model_copy(update={"rest": {}}), "h/n")
+    odd = recipe.model_copy(update={"rest": {**recipe.rest, "later": 1}})
+    with pytest.raises(DeployError, match="cannot read: later"):
+        playbook_of(odd, "h/n")
