@@ -176,7 +176,7 @@ def passed(box: Box) -> tuple[Launch, Launch]:
     manifest = Manifest(repo="Qwen/Q", asked="main", commit="c0ffee", files=[])
     kept = Kept(box.folder / ".deploy" / "kept")
     key = kept.add(recipe_of(want, manifest), want.lock_text)
-    given = {"variant": "mtp", "recipe": key}
+    given: dict[str, Any] = {"variant": "mtp", "recipe": key}
     old = Launch(id="20261101-a", started=1.0, verified=2.0, verdict="stopped", **given)
     new = Launch(id="20261102-b", started=3.0, fingerprint="2", verdict="good", **given)
     box.save(DeploymentState(launches=[old, new], known_good=new.id, manifest=manifest))
