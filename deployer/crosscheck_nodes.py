@@ -11,6 +11,10 @@ from deployer.errors import UsageError
 from deployer.playbook import DIST_PORTS, NODE_FLAGS, ArgValue, Playbook
 from deployer.yamltree import At
 
+TP = ("tp-size", "tensor-parallel-size", "tp")
+PP = ("pp-size", "pipeline-parallel-size", "pp")
+DP = ("dp-size", "data-parallel-size", "dp")
+
 
 def check_nodes(document: Document, playbook: Playbook, nodes: Sequence[str]) -> None:
     """At least two hosts, each once; arguments that so many can share."""
@@ -37,15 +41,7 @@ def check_nodes(document: Document, playbook: Playbook, nodes: Sequence[str]) ->
                     fix="leave it out; the port is serve.dist_port",
                     key=True,
                 )
-        # As ServerArgs.check_server_args asks for, SGLang 0.5.11.
-        size = _size({**playbook.serve.args, **args})
-        if size is not None and size % len(nodes):
-            raise document.error(
-                place,
-                f"tp-size x pp-size is {size}, which {len(nodes)} nodes cannot share",
-                fix=f"choose a multiple of {len(nodes)}",
-                key=True,
-            )
+        _check_shares(document, place, {**playbook.serve.args, **args}, len(nodes))
     _check_dist_port(document, ("serve", "dist_port"), playbook, playbook.serve.port)
 
 
@@ -60,15 +56,42 @@ def _check_dist_port(document: Document, at: At, playbook: Playbook, port: int) 
         )
 
 
-def _size(args: Mapping[str, ArgValue]) -> int | None:
-    """tp-size x pp-size; None when they are no numbers, which the server's own parser tells."""
-    found = 1
-    for names in (("tp-size", "tp", "tensor-parallel-size"), ("pp-size", "pipeline-parallel-size")):
-        value = next((args[name] for name in names if name in args), 1)
-        if isinstance(value, bool) or not str(value).isdigit():
-            return None
-        found *= int(value)
-    return found
+def _check_shares(document: Document, place: At, args: Mapping[str, ArgValue], nodes: int) -> None:
+    """As `check_server_args` and the ranks of a node in SGLang 0.5.11 ask for."""
+    tp, pp, dp = (_count(args, names) for names in (TP, PP, DP))
+    if tp is not None and pp is not None and ranks_of_a_node(tp, pp, nodes) is None:
+        words = f"tp-size x pp-size is {tp * pp}" if pp == 1 or tp * pp % nodes else ""
+        raise document.error(
+            place,
+            f"{words or f'tp-size is {tp} and pp-size {pp}'}, which {nodes} nodes cannot share",
+            fix=f"choose a multiple of {nodes}"
+            if words
+            else f"choose a pp-size that divides {nodes}, or is a multiple of it",
+            key=True,
+        )
+    if dp is not None and dp > 1 and not args.get("enable-dp-attention"):
+        raise document.error(
+            place,
+            f"dp-size is {dp}: SGLang shares it among nodes with enable-dp-attention alone",
+            fix="set enable-dp-attention: true, or serve replicas (`deploy help inventory`)",
+            key=True,
+        )
+
+
+def ranks_of_a_node(tp: int, pp: int, nodes: int) -> int | None:
+    """How many ranks, of a GPU each, run on each node; None when they do not come out even.
+
+    As in SGLang 0.5.11, entrypoints/engine.py: a node has whole pipeline stages, or a part of one.
+    """
+    stages, nodes_a_stage = max(pp // nodes, 1), max(nodes // pp, 1)
+    ranks = stages * (tp // nodes_a_stage)
+    return ranks if ranks and ranks * nodes == tp * pp and tp % nodes_a_stage == 0 else None
+
+
+def _count(args: Mapping[str, ArgValue], names: Sequence[str]) -> int | None:
+    """1 without the flag; None when it is no number, which the server's own parser tells."""
+    value = next((args[name] for name in names if name in args), 1)
+    return None if isinstance(value, bool) or not str(value).isdigit() else int(value)
 
 
 def check_node(deployment: Deployment, document: Document) -> None:
@@ -86,6 +109,24 @@ def check_node(deployment: Deployment, document: Document) -> None:
             )
     if entry.port is not None:
         _check_dist_port(document, (*at, "port"), deployment.playbook, entry.port)
+    _check_gpus(document, at, deployment)
+
+
+def _check_gpus(document: Document, at: At, deployment: Deployment) -> None:
+    """Enough for its ranks, unless the arguments choose GPUs by themselves."""
+    args, node = deployment.serve_args(), deployment.node
+    tp, pp = _count(args, TP), _count(args, PP)
+    if node is None or tp is None or pp is None or {"base-gpu-id", "gpu-id-step"} & set(args):
+        return
+    needed, has = ranks_of_a_node(tp, pp, len(node.hosts)), len(deployment.gpus)
+    if needed is not None and has < needed:
+        raise document.error(
+            at,
+            f"{deployment.id} has {has} GPU{'s' if has != 1 else ''}, and {needed} of the "
+            f"{tp * pp} ranks run on each of the {len(node.hosts)} nodes",
+            fix=f"give it {needed} GPUs, or lower tp-size (variant {deployment.variant_name})",
+            key=True,
+        )
 
 
 def refuse_nodes(deployments: Iterable[Deployment], what: str) -> None:

@@ -32,7 +32,7 @@ from deployer import multinode_launch, multinode_node
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
 from deployer.cli.up import _by_server, _units
-from deployer.crosscheck_nodes import refuse_nodes
+from deployer.crosscheck_nodes import ranks_of_a_node, refuse_nodes
 from deployer.deployment import Deployment, Node
 from deployer.engine import Outcome
 from deployer.errors import (
@@ -81,13 +81,13 @@ INVENTORY = """\
 hosts:
   kpro5:
     ssh: {address: 192.0.2.5}
-    gpus: [{address: "0000:21:00.0"}]
+    gpus: [{address: "0000:21:00.0"}, {address: "0000:41:00.0"}]
     containers: {129: {ssh: {address: 192.0.2.129}}}
     deployments:
       big: {container: 129, playbook: big}
   kpro6:
     ssh: {address: 192.0.2.6}
-    gpus: [{address: "0000:21:00.0"}]
+    gpus: [{address: "0000:21:00.0"}, {address: "0000:41:00.0"}]
     deployments:
       big: {playbook: big}
       own: {playbook: own}
@@ -173,6 +173,20 @@ def test_each_node_is_told_its_place(tree: Path) -> None:
         ("playbooks/big.yaml", "[kpro6, kpro5]", "[kpro5, kpro7]", "no host `kpro7`"),
         ("playbooks/big.yaml", "tp-size: 4", "tp-size: 3", "is 3, which 2 nodes cannot share"),
         ("playbooks/big.yaml", "name: slow", "name: slow, args: {tp-size: 5}", "is 5, which"),
+        ("playbooks/big.yaml", "tp-size: 4", "tp: 1", "is 1, which 2 nodes cannot share"),
+        (
+            "playbooks/big.yaml",
+            "tp-size: 4",
+            "tp-size: 2, pp-size: 3",
+            "tp-size is 2 and pp-size 3, which 2 nodes cannot share",
+        ),
+        ("playbooks/big.yaml", "tp-size: 4", "tp-size: 4, dp-size: 2", "with enable-dp-attention"),
+        (
+            "inventory/a.yaml",
+            ', {address: "0000:41:00.0"}',
+            "",
+            "kpro5/big has 1 GPU, and 2 of the 4 ranks run on each of the 2 nodes",
+        ),
         ("playbooks/big.yaml", "tp-size: 4", "nnodes: 2", "serve.args.nnodes: `nodes` sets it"),
         (
             "playbooks/big.yaml",
@@ -204,6 +218,25 @@ def test_what_does_not_fit(tree: Path, file: str, old: str, new: str, what: str)
     with pytest.raises(DocumentError) as caught:
         select(tree, "kpro5", "kpro6")
     assert what in caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("tp", "pp", "nodes", "ranks"),
+    [
+        (4, 1, 2, 2),
+        (4, 2, 2, 4),
+        (2, 4, 2, 4),
+        (8, 2, 4, 4),
+        (1, 2, 2, 1),
+        (1, 1, 2, None),
+        (2, 3, 2, None),
+        (3, 2, 4, None),
+        (2, 2, 3, None),
+        (6, 1, 4, None),
+    ],
+)
+def test_ranks_come_out_even_or_not(tp: int, pp: int, nodes: int, ranks: int | None) -> None:
+    assert ranks_of_a_node(tp, pp, nodes) == ranks
 
 
 def test_a_host_that_is_no_node(tree: Path) -> None:
