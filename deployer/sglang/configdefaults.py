@@ -10,33 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "apertus": {
-        "vocab_size": 131072,
-        "max_position_embeddings": 65536,
-    },
-    "arcee": {
-        "vocab_size": 32000,
-        "max_position_embeddings": 4096,
-    },
-    "bamba": {
-        "num_key_value_heads": 8,
-        "vocab_size": 128000,
-        "max_position_embeddings": 262144,
-    },
-    "cohere": {
-        "vocab_size": 256000,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-    "cohere2": {
-        "vocab_size": 256000,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": True,
-    },
-    "deepseek_v2": {
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    },
+    "apertus": {"vocab_size": 131072, "max_position_embeddings": 65536},
+    "arcee": {"vocab_size": 32000, "max_position_embeddings": 4096},
+    "bamba": {"num_key_value_heads": 8, "vocab_size": 128000, "max_position_embeddings": 262144},
+    "cohere": {"vocab_size": 256000, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+    "cohere2": {"vocab_size": 256000, "max_position_embeddings": 8192, "tie_word_embeddings": True},
+    "deepseek_v2": {"vocab_size": 32000, "max_position_embeddings": 2048},
     "deepseek_v3": {
         "num_key_value_heads": 128,
         "vocab_size": 129280,
@@ -55,16 +34,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 131072,
         "tie_word_embeddings": True,
     },
-    "exaone4": {
-        "num_key_value_heads": 32,
-        "vocab_size": 102400,
-        "max_position_embeddings": 2048,
-    },
-    "falcon_h1": {
-        "num_key_value_heads": 8,
-        "vocab_size": 128000,
-        "max_position_embeddings": 8192,
-    },
+    "exaone4": {"num_key_value_heads": 32, "vocab_size": 102400, "max_position_embeddings": 2048},
+    "falcon_h1": {"num_key_value_heads": 8, "vocab_size": 128000, "max_position_embeddings": 8192},
     "gemma": {
         "head_dim": 256,
         "num_key_value_heads": 16,
@@ -109,11 +80,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 151552,
         "max_position_embeddings": 131072,
     },
-    "glm4_moe": {
-        "num_key_value_heads": 8,
-        "vocab_size": 151552,
-        "max_position_embeddings": 131072,
-    },
+    "glm4_moe": {"num_key_value_heads": 8, "vocab_size": 151552, "max_position_embeddings": 131072},
     "glm4_moe_lite": {
         "head_dim": 64,
         "num_key_value_heads": 20,
@@ -136,52 +103,26 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 201088,
         "max_position_embeddings": 131072,
     },
-    "granite": {
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    },
-    "granitemoe": {
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    },
-    "granitemoehybrid": {
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    },
-    "hunyuan_v1_dense": {
-        "vocab_size": 290943,
-        "max_position_embeddings": 2048,
-    },
-    "hunyuan_v1_moe": {
-        "vocab_size": 290943,
-        "max_position_embeddings": 2048,
-    },
-    "jamba": {
-        "num_key_value_heads": 8,
-        "vocab_size": 65536,
-        "max_position_embeddings": 262144,
-    },
+    "granite": {"vocab_size": 32000, "max_position_embeddings": 2048},
+    "granitemoe": {"vocab_size": 32000, "max_position_embeddings": 2048},
+    "granitemoehybrid": {"vocab_size": 32000, "max_position_embeddings": 2048},
+    "hunyuan_v1_dense": {"vocab_size": 290943, "max_position_embeddings": 2048},
+    "hunyuan_v1_moe": {"vocab_size": 290943, "max_position_embeddings": 2048},
+    "jamba": {"num_key_value_heads": 8, "vocab_size": 65536, "max_position_embeddings": 262144},
     "lfm2": {
         "num_key_value_heads": 8,
         "vocab_size": 65536,
         "max_position_embeddings": 128000,
         "tie_word_embeddings": True,
     },
-    "llama": {
-        "vocab_size": 32000,
-        "max_position_embeddings": 2048,
-    },
+    "llama": {"vocab_size": 32000, "max_position_embeddings": 2048},
     "llama4_text": {
         "head_dim": 128,
         "num_key_value_heads": 8,
         "vocab_size": 202048,
         "max_position_embeddings": 131072,
     },
-    "minimax": {
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "max_position_embeddings": 131072,
-    },
+    "minimax": {"num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 131072},
     "minimax_m2": {
         "head_dim": 128,
         "num_key_value_heads": 8,
@@ -194,46 +135,15 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 131072,
         "max_position_embeddings": 262144,
     },
-    "mistral": {
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "max_position_embeddings": 131072,
-    },
-    "mixtral": {
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "max_position_embeddings": 131072,
-    },
-    "nemotron": {
-        "vocab_size": 256000,
-        "max_position_embeddings": 4096,
-    },
-    "olmo": {
-        "vocab_size": 50304,
-        "max_position_embeddings": 2048,
-    },
-    "olmo2": {
-        "vocab_size": 50304,
-        "max_position_embeddings": 2048,
-    },
-    "olmo3": {
-        "vocab_size": 50304,
-        "max_position_embeddings": 2048,
-    },
-    "phi3": {
-        "vocab_size": 32064,
-        "max_position_embeddings": 4096,
-    },
-    "phimoe": {
-        "num_key_value_heads": 8,
-        "vocab_size": 32064,
-        "max_position_embeddings": 131072,
-    },
-    "qwen2": {
-        "num_key_value_heads": 32,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-    },
+    "mistral": {"num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 131072},
+    "mixtral": {"num_key_value_heads": 8, "vocab_size": 32000, "max_position_embeddings": 131072},
+    "nemotron": {"vocab_size": 256000, "max_position_embeddings": 4096},
+    "olmo": {"vocab_size": 50304, "max_position_embeddings": 2048},
+    "olmo2": {"vocab_size": 50304, "max_position_embeddings": 2048},
+    "olmo3": {"vocab_size": 50304, "max_position_embeddings": 2048},
+    "phi3": {"vocab_size": 32064, "max_position_embeddings": 4096},
+    "phimoe": {"num_key_value_heads": 8, "vocab_size": 32064, "max_position_embeddings": 131072},
+    "qwen2": {"num_key_value_heads": 32, "vocab_size": 151936, "max_position_embeddings": 32768},
     "qwen2_5_vl_text": {
         "num_key_value_heads": 8,
         "vocab_size": 152064,
@@ -267,11 +177,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "vocab_size": 248320,
         "max_position_embeddings": 32768,
     },
-    "qwen3_moe": {
-        "num_key_value_heads": 4,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-    },
+    "qwen3_moe": {"num_key_value_heads": 4, "vocab_size": 151936, "max_position_embeddings": 32768},
     "qwen3_next": {
         "head_dim": 256,
         "num_key_value_heads": 2,
@@ -302,11 +208,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
     },
-    "stablelm": {
-        "num_key_value_heads": 32,
-        "vocab_size": 50304,
-        "max_position_embeddings": 4096,
-    },
+    "stablelm": {"num_key_value_heads": 32, "vocab_size": 50304, "max_position_embeddings": 4096},
     "starcoder2": {
         "num_key_value_heads": 2,
         "vocab_size": 49152,

@@ -16,7 +16,8 @@ from deployer.deployment import Deployment
 from deployer.errors import StepFailed
 from deployer.model import ProbeOutput
 from deployer.remote.transport import Transport
-from deployer.steps.server_facts import PortOwner, parse_server, server_script_text
+from deployer.steps.server_facts import PortOwner, parse_server
+from deployer.steps.server_script import server_script_text
 from deployer.steps.shards_facts import find_python
 
 FOLDER = "/var/lib/deployer/adopted"

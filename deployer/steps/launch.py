@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from deployer.deployment import Deployment
 from deployer.errors import REFUSALS, DeployError, RemoteCommandFailed, StepFailed, Unreachable
-from deployer.model import Change, Facts, Plan, Probe, Procedure
+from deployer.model import Facts, Plan, Probe
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
 from deployer.state import DeploymentState, Launch
@@ -22,7 +22,8 @@ from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import remember_failure
 from deployer.steps.known_good import LEFT_OUT
 from deployer.steps.launch_fit import difference, outlook
-from deployer.steps.launch_ladder import Fall, first_rung
+from deployer.steps.launch_ladder import Fall
+from deployer.steps.launch_plan import launch_plan
 from deployer.steps.launch_restore import (
     as_launched,
     by_itself,
@@ -33,7 +34,6 @@ from deployer.steps.launch_restore import (
 )
 from deployer.steps.launch_start import SeenBefore, identify, recorded, start_command
 from deployer.steps.launch_told import as_step_failed, redacted
-from deployer.steps.server_compat import refusal, settled_problems
 from deployer.steps.server_facts import ServerFact, problems_of
 from deployer.steps.server_wanted import (
     LaunchNote,
@@ -41,7 +41,6 @@ from deployer.steps.server_wanted import (
     degraded,
     is_wanted,
     server_job_name,
-    server_script,
 )
 from deployer.steps.stop_leftovers import clear, held
 from deployer.steps.stop_told import still_there
@@ -75,54 +74,8 @@ class LaunchStep(Step):
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Nothing when the wanted server listens; else a start, or the wait for one that starts."""
-        fact = facts.get(ServerFact)
         self.see(facts)
-        rung, why = first_rung(want, state)
-        chosen = rung.deployment(want)
-        try:
-            argv = server_argv(chosen)
-        except ValueError as error:
-            return Plan.blocked(str(error), "remove it from serve.args", exit_code=2)
-        settled = settled_problems(chosen, facts, state.manifest, rung.variant)
-        if fact is None and settled:
-            return refusal(settled, stands=True)
-        if fact is None or not fact.asked:
-            return Plan.unknown("container", "unknown until the guest can be asked")
-        problems = problems_of(chosen, fact, rung.variant)
-        job = fact.job
-        wanted = (
-            job is not None
-            and job.alive
-            and state.manifest is not None
-            and is_wanted(want, state.manifest, job.fingerprint, job.launch)
-        )
-        if job is not None and wanted and fact.serving:
-            return Plan.nothing(
-                f"launch {job.identity.id} is alive and listens on port {want.port}"
-            )
-        if job is not None and wanted:
-            return Plan.change(
-                f"launch {job.identity.id} is still starting",
-                _attach(want, job.identity, job.launch.variant),
-            )
-        if settled:
-            return refusal(settled, stands=True)
-        if problems:
-            return refusal(problems, stands=False)
-        if not fact.venv:
-            return Plan.unknown("venv", "unknown until venv has built the engine")
-        if not fact.weights or state.manifest is None:
-            return Plan.unknown("shards", "unknown until shards has brought the weights")
-        if (job is not None and job.alive) or fact.leftovers:
-            return Plan.unknown("stop", "unknown until stop has ended the other launch")
-        if fact.listening:
-            return Plan.unknown("stop", f"unknown until port {want.port} is free")
-        view = outlook(chosen, facts, state.manifest, rung.variant)
-        words = f"{why}; {view.words}" if why else view.words
-        return Plan.change(
-            f"no server runs; {words}",
-            _start(want, [*command(want, argv)], rung.variant, words),
-        )
+        return launch_plan(want, facts, state)
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """Starts or joins a launch and follows it; falls down the ladder where that may help."""
@@ -383,21 +336,3 @@ def api_key(context: StepContext) -> str:
             fix=f"export {name}=...",
         )
     return key
-
-
-def _attach(want: Deployment, job: JobIdentity, variant: str) -> Change:
-    return Change(
-        f"wait for launch {job.id} (variant {variant}, pid {job.pid})",
-        "it was started earlier and is not listening yet",
-        Procedure(want.guest, f"follow the log of job {job.name}/{job.id} until it serves"),
-        "`deploy down` stops it",
-    )
-
-
-def _start(want: Deployment, argv: list[str], variant: str, words: str) -> Change:
-    return Change(
-        f"launch {want.playbook.model.served_name} (variant {variant}) on port {want.port}",
-        f"no server runs; {words}",
-        Procedure(want.guest, f"job {server_job_name(want)}:\n{server_script(want, argv).strip()}"),
-        "`deploy down` stops it",
-    )

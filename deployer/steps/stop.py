@@ -26,8 +26,8 @@ from deployer.steps.server_facts import (
     parse_server,
     problems_of,
     server_probe,
-    server_script_text,
 )
+from deployer.steps.server_script import server_script_text
 from deployer.steps.server_wanted import is_wanted, server_job_name
 from deployer.steps.stop_argv import ask_parser
 from deployer.steps.stop_drain import drain

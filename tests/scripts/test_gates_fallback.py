@@ -23,7 +23,8 @@ from deployer.remote.transport import Answer  # noqa: E402
 from deployer.state import DeploymentState, Launch  # noqa: E402
 from deployer.steps.base import StepContext  # noqa: E402
 from deployer.steps.launch import LaunchStep  # noqa: E402
-from deployer.steps.server_facts import ServerFact, parse_server, server_script_text  # noqa: E402
+from deployer.steps.server_facts import ServerFact, parse_server  # noqa: E402
+from deployer.steps.server_script import server_script_text  # noqa: E402
 from deployer.steps.serving_fact import ServingFact, light_script, parse_serving  # noqa: E402
 from deployer.steps.stop import StopStep  # noqa: E402
 from deployer.steps.verify import VerifyStep  # noqa: E402

@@ -27,7 +27,7 @@ from deployer.remote.jobs import JobIdentity, Jobs, new_job_id
 from deployer.remote.transport import Answer
 from deployer.sglang.failure import Failure
 from deployer.sglang.hostfacts import weigh
-from deployer.steps import server_facts, stop_leftovers
+from deployer.steps import server_script, stop_leftovers
 from deployer.steps.base import StepContext
 from deployer.steps.launch_evidence import Evidence
 from deployer.steps.server_facts import ServerJob
@@ -196,7 +196,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     """Starts a launch: `drained` seconds after its start it has no request left."""
     root = tmp_path / "jobs"
     monkeypatch.setattr(stop_leftovers, "ROOT", str(root))
-    monkeypatch.setattr(server_facts, "ROOT", str(root))
+    monkeypatch.setattr(server_script, "ROOT", str(root))
     made: list[Stage] = []
 
     def start(drained: float = 0.0, **stop: Any) -> Stage:

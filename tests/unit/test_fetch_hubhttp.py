@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from deployer.agents.fetch.body import placed
 from deployer.agents.fetch.common import (
     DENIED,
     GAVE_UP,
@@ -17,7 +18,7 @@ from deployer.agents.fetch.common import (
     Fatal,
     Unreached,
 )
-from deployer.agents.fetch.hubhttp import Hub, Proxy, origin, placed, redirected, retry_after
+from deployer.agents.fetch.hubhttp import Hub, Proxy, origin, redirected, retry_after
 from deployer.agents.fetch.manifest import File, Job
 
 HELLO_BLOB = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0"  # git hash-object of "hello"

@@ -11,7 +11,8 @@ from deployer.agents.serve.weights import HEAD_TENSOR
 from deployer.model import PlanState, ProbeOutput
 from deployer.sglang.mtphead import drafts_itself, has_head, headless
 from deployer.steps.launch import LaunchStep
-from deployer.steps.server_facts import parse_server, problems_of, server_script_text
+from deployer.steps.server_facts import parse_server, problems_of
+from deployer.steps.server_script import server_script_text
 from tests.local_transport import SHELLS, LocalTransport, shell_path
 
 QWEN: dict[str, Any] = {"model_type": "qwen3_5", "text_config": {"mtp_num_hidden_layers": 1}}

@@ -35,8 +35,8 @@ from deployer.steps.server_facts import (
     LeftBehind,
     ServerFact,
     parse_server,
-    server_script_text,
 )
+from deployer.steps.server_script import server_script_text
 from deployer.steps.server_wanted import LaunchNote, fingerprint, is_wanted
 from deployer.steps.stop import StopStep
 from deployer.steps.stop_argv import ArgvVerdict, parse_verdict

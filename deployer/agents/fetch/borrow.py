@@ -17,8 +17,9 @@ import tempfile
 import threading
 from typing import IO
 
+from deployer.agents.fetch.body import Body
 from deployer.agents.fetch.common import GAVE_UP, Fatal, Unreached
-from deployer.agents.fetch.hubhttp import Body, Hub
+from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.manifest import File, Job, Peer
 from deployer.agents.fetch.rsync import ssh_words
 

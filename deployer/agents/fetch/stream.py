@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from deployer.agents.fetch.body import Body
 from deployer.agents.fetch.common import (
     BLOCK,
     GAVE_UP,
@@ -23,7 +24,7 @@ from deployer.agents.fetch.common import (
     warn,
 )
 from deployer.agents.fetch.gauge import Gauge
-from deployer.agents.fetch.hubhttp import Body, Hub
+from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.manifest import Limits
 from deployer.agents.fetch.part import Part
 from deployer.agents.fetch.pieces import Span
