@@ -92,9 +92,11 @@ def start_sshd(
     host_key: Path | None = None,
     login: str = "",
     bashrc: str = "",
+    within: tuple[str, ...] = (),
 ) -> Sshd:
     """Starts sshd as the current user and waits until it answers.
 
+    `within` are words in front of its command line, of a program that ends up running it.
     `options` are lines of sshd_config and come first. `login` is sh text that runs before the
     command (as ForceCommand: noise of rc files, odd environments) and ends with running
     "$SSH_ORIGINAL_COMMAND"; `bashrc` becomes the ~/.bashrc that bash sources for ssh commands.
@@ -145,7 +147,7 @@ def start_sshd(
     known.write_text(f"[127.0.0.1]:{port} {public[0]} {public[1]}\n")
     with (folder / "sshd.log").open("wb") as log:
         process = subprocess.Popen(
-            [SSHD, "-D", "-e", "-f", str(config)],
+            [*within, SSHD, "-D", "-e", "-f", str(config)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

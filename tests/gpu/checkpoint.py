@@ -64,7 +64,8 @@ VISION = {
     "depth": 1,
     "hidden_size": 64,
     "intermediate_size": 128,
-    "num_heads": 1,
+    # So that two ranks can share them.
+    "num_heads": 2,
     "in_channels": 3,
     "patch_size": 16,
     "spatial_merge_size": 2,

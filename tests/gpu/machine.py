@@ -15,7 +15,7 @@ QUERY = "pci.bus_id,name,driver_version,memory.total,memory.used,compute_cap"
 
 @dataclass(frozen=True)
 class Gpu:
-    """The one GPU; memory in MiB."""
+    """A GPU; memory in MiB."""
 
     address: str
     name: str
@@ -32,18 +32,29 @@ def smi(*words: str) -> str:
     return done.stdout.strip()
 
 
-def gpu() -> Gpu:
-    """The first GPU that nvidia-smi lists. Raises RuntimeError when there is not exactly one."""
+def gpus() -> list[Gpu]:
+    """All GPUs, as nvidia-smi lists them. Raises RuntimeError when there is none."""
     rows = smi(f"--query-gpu={QUERY}", "--format=csv,noheader,nounits").splitlines()
-    if len(rows) != 1:
-        raise RuntimeError(f"this run wants a machine with one GPU, nvidia-smi lists {len(rows)}")
-    bus, name, driver, total, _, capability = (part.strip() for part in rows[0].split(","))
-    return Gpu(bus.lower()[-12:], name, driver, int(total), capability)
+    found = []
+    for row in rows:
+        bus, name, driver, total, _, capability = (part.strip() for part in row.split(","))
+        found.append(Gpu(bus.lower()[-12:], name, driver, int(total), capability))
+    if not found:
+        raise RuntimeError("nvidia-smi lists no GPU")
+    return found
 
 
-def used_mib() -> int:
-    """Memory in use now."""
-    return int(smi("--query-gpu=memory.used", "--format=csv,noheader,nounits").splitlines()[0])
+def used_mib(index: int = 0) -> int:
+    """Memory in use now on the GPU of this index."""
+    rows = smi("--query-gpu=memory.used", "--format=csv,noheader,nounits").splitlines()
+    return int(rows[index])
+
+
+def minor(address: str) -> int:
+    """The N of /dev/nvidiaN. Raises OSError or ValueError where the driver does not tell it."""
+    told = Path(f"/proc/driver/nvidia/gpus/{address}/information").read_text()
+    line = next(line for line in told.splitlines() if line.startswith("Device Minor:"))
+    return int(line.partition(":")[2])
 
 
 def holders() -> list[str]:

@@ -36,6 +36,10 @@ DRAFT = {
     "speculative-eagle-topk": 1,
     "speculative-num-draft-tokens": 4,
 }
+VARIANTS: list[dict[str, Any]] = [
+    {"name": "mtp", "args": {**DRAFT, "mamba-scheduler-strategy": "extra_buffer"}},
+    {"name": "no-mtp"},
+]
 PLAIN_ENGINE = {
     # What a machine without the FlashAttention 3 and FlashInfer binaries can run.
     "attention-backend": "triton",
@@ -167,31 +171,20 @@ class Project:
         lock = environment.make(self.folder / "wheels")
         (self.folder / "playbooks/locks/here.txt").write_text(lock)
         host = {
-            "kind": "plain",
-            "ssh": {
-                "address": "127.0.0.1",
-                "port": self.sshd.port,
-                "user": self.sshd.user,
-                "identity_file": str(self.sshd.user_key),
-                "known_hosts": str(self.sshd.known_hosts),
-            },
-            "gpus": [{"address": self.gpu.address, "name": self.gpu.name}],
+            **plain_host(self.sshd, self.gpu),
             "deployments": {
                 **{kind: {"playbook": kind} for kind in KINDS},
                 "default-strategy": {"playbook": "default-strategy", "port": 31502},
             },
         }
-        self._yaml("inventory/box.yaml", {"hosts": {HOST: host}})
+        self.put("inventory/box.yaml", {"hosts": {HOST: host}})
         for kind in KINDS:
-            variants = [
-                {"name": "mtp", "args": {**DRAFT, "mamba-scheduler-strategy": "extra_buffer"}},
-                {"name": "no-mtp"},
-            ]
-            self._yaml(f"playbooks/{kind}.yaml", self._playbook(kind, variants))
-        bare = self._playbook("learned", [{"name": "mtp-bare", "args": DRAFT}])
-        self._yaml("playbooks/default-strategy.yaml", bare)
+            self.put(f"playbooks/{kind}.yaml", self.playbook(kind, VARIANTS))
+        bare = self.playbook("learned", [{"name": "mtp-bare", "args": DRAFT}])
+        self.put("playbooks/default-strategy.yaml", bare)
 
-    def _playbook(self, kind: str, variants: list[dict[str, Any]]) -> dict[str, Any]:
+    def playbook(self, kind: str, variants: list[dict[str, Any]]) -> dict[str, Any]:
+        """For a model of KINDS."""
         where = self.hubs[kind].url
         return {
             "model": {
@@ -225,8 +218,24 @@ class Project:
                       "ab_on_failure": kind == "learned"},
         }  # fmt: skip
 
-    def _yaml(self, name: str, body: object) -> None:
+    def put(self, name: str, body: object) -> None:
+        """Writes a file of the project's folder."""
         (self.folder / name).write_text(yaml.safe_dump(body, sort_keys=False))
+
+
+def plain_host(sshd: Sshd, gpu: machine.Gpu) -> dict[str, Any]:
+    """The inventory's entry of a machine behind this sshd, without its deployments."""
+    return {
+        "kind": "plain",
+        "ssh": {
+            "address": "127.0.0.1",
+            "port": sshd.port,
+            "user": sshd.user,
+            "identity_file": str(sshd.user_key),
+            "known_hosts": str(sshd.known_hosts),
+        },
+        "gpus": [{"address": gpu.address, "name": gpu.name}],
+    }
 
 
 def _files(root: Path, shards: int, mb: float) -> list[str]:
@@ -250,11 +259,11 @@ def serving(models: Mapping[str, Path]) -> Iterator[dict[str, Any]]:
 
 
 @contextlib.contextmanager
-def door(folder: Path) -> Iterator[Sshd]:
-    """An sshd of our own on loopback, with throw-away keys."""
+def door(folder: Path, within: tuple[str, ...] = ()) -> Iterator[Sshd]:
+    """An sshd of our own on loopback, with throw-away keys; `within` as of start_sshd."""
     names = [*PASSED_ON, *(name for name in os.environ if name.startswith(("SGLANG_", "LAB_")))]
     pairs = " ".join(f'"{name}={os.environ[name]}"' for name in names if os.environ.get(name))
-    server = start_sshd(folder, options=(f"SetEnv {pairs}", "MaxSessions 20"))
+    server = start_sshd(folder, options=(f"SetEnv {pairs}", "MaxSessions 20"), within=within)
     try:
         yield server
     finally:

@@ -5,8 +5,8 @@
 As root, with sshd and uv. It shows that the script works, and proves nothing about SGLang: no
 result file of it is kept. The steps driver and gpus are left out (`--from venv`), and so is the
 scene with a second process on the card. The checks that need a real card (`deploy fit`, the memory
-that a server holds), and that of the learned model's own thoughts, cannot hold here; all others
-must.
+that a server holds, graph capture of two nodes), and that of the learned model's own thoughts,
+cannot hold here; all others must.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ import tiny_model  # noqa: E402
 
 SMI = """#!/usr/bin/env python3
 import sys
+CARDS = ("00000000:00:06.0", "00000000:00:07.0")
 VALUES = {"index": "0", "name": "NVIDIA H200", "driver_version": "580.126.09",
           "memory.total": "143771", "memory.used": "0", "compute_cap": "9.0",
-          "pci.bus_id": "00000000:00:06.0", "uuid": "GPU-00000000-1111-2222-3333-444444444444"}
+          "uuid": "GPU-00000000-1111-2222-3333-444444444444"}
 for word in sys.argv[1:]:
     if word.startswith("--query-gpu="):
-        print(", ".join(VALUES.get(name, "[N/A]") for name in word.split("=", 1)[1].split(",")))
+        for card in CARDS:
+            row = {**VALUES, "pci.bus_id": card}
+            print(", ".join(row.get(name, "[N/A]") for name in word.split("=", 1)[1].split(",")))
 """
 SMI_PATH = Path("/usr/local/sbin/nvidia-smi")
 """`deploy` looks for tools in the standard folders only."""
-SCENES = ("learned", "killed-serving", "killed-starting", "default-strategy")
+SCENES = ("learned", "killed-serving", "killed-starting", "default-strategy", "nodes")
 
 
 def prepare(work: Path) -> dict[str, str]:

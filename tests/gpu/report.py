@@ -20,6 +20,7 @@ def write(folder: Path, name: str, result: Mapping[str, Any]) -> list[Path]:
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Markdown."""
     versions = result["versions"]
+    told = [scene for scene in result["scenes"] if not scene["skipped"]]
     out = [
         f"# Real SGLang {versions['sglang']} on {result['gpu']['name']}, {result['date']}",
         "",
@@ -27,14 +28,17 @@ def lines(result: Mapping[str, Any]) -> list[str]:
         f"{result['gpu']['driver']}, torch {versions['torch']}, transformers "
         f"{versions['transformers']}, sglang-kernel {versions['sglang-kernel']}, Python "
         f"{result['machine']['python']}. {result['seconds']:.0f} s in all. "
-        f"{sum(scene['ok'] for scene in result['scenes'])} of {len(result['scenes'])} scenes as "
-        "expected.",
+        f"{result['gpus']} GPU(s) there. {sum(scene['ok'] for scene in told)} of {len(told)} "
+        "scenes as expected.",
         "",
         *(f"- {line}" for line in result["limits"]),
     ]
     if remarks := result.get("remarks"):
         out += ["", "Remarks, added by hand:", "", *(f"- {line}" for line in remarks)]
     for scene in result["scenes"]:
+        if scene["skipped"]:
+            out += ["", f"## {scene['name']}: left out", "", scene["skipped"]]
+            continue
         verdict = "as expected" if scene["ok"] else "NOT AS EXPECTED"
         out += ["", f"## {scene['name']}: {verdict}", ""]
         out += ["| expected | seen | |", "| --- | --- | --- |"]

@@ -1,16 +1,18 @@
-"""Real SGLang under the real `deploy`, on a machine with one NVIDIA GPU.
+"""Real SGLang under the real `deploy`, on a machine with one NVIDIA GPU, or two.
 
     python3 tests/gpu/run.py --work DIR [--out DIR] [--only SCENE,SCENE] [--models DIR]
 
-Wants: Linux, root, one GPU, an nvidia-smi that works, sshd and ssh-keygen, uv, and a Python that
-can import sglang, torch and what `deploy` needs. Nothing is fetched. It starts an sshd of its own
-on loopback with throw-away keys, makes two tiny hybrid models with an MTP head (one with random
-weights, one that knows the gates' questions by heart), serves their files by the lab's hub, writes
-an inventory and playbooks, and runs `deploy` as a user would. SGLang, driver, GPU, SSH, download,
-gates and stop are the real ones.
+Wants: Linux, root, a GPU (the scene `nodes` wants two), an nvidia-smi that works, sshd and
+ssh-keygen, uv, and a Python that can import sglang, torch and what `deploy` needs. Nothing is
+fetched. It starts an sshd of its own on loopback with throw-away keys, makes two tiny hybrid models
+with an MTP head (one with random weights, one that knows the gates' questions by heart), serves
+their files by the lab's hub, writes an inventory and playbooks, and runs `deploy` as a user would.
+SGLang, driver, GPU, SSH, download, gates and stop are the real ones. For `nodes` it makes two hosts
+out of the machine (hosts.py).
 
 It writes below /var/lib/deployer, /opt/deployer and /srv/models, as `deploy` does. Exit code 0: all
-scenes went as expected; 1: at least one did not; 2: this machine will not do.
+scenes went as expected, or were left out with a reason; 1: at least one did not; 2: this machine
+will not do.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import environment
 import machine
+import nodes
 import project as project_module
 import report
 import scenes
@@ -39,7 +42,9 @@ LIMITS = [
     "The models are tiny (16 M parameters): figures of speed say nothing of a real model.",
     "The learned model was trained for this run to know the gates' prompts by heart: that a gate "
     "passes proves the chain (download, weights, kernels, draft head, parser, gate), not a model.",
-    "The host is a plain one, reached by SSH on loopback: no Proxmox, no container, one GPU.",
+    "The hosts are plain ones, reached by SSH on loopback: no Proxmox, no container, one GPU each.",
+    "The two nodes are one machine: each has processes, folders and a name of its own and sees one "
+    "GPU; they speak over TCP on loopback, so the GPUs' own links are not used.",
     "The engine's packages were on the machine; the venv step built its environment from wheels "
     "that point to them.",
     "Planned draft states are what the engine sets aside for all asked requests when it sizes its "
@@ -108,7 +113,7 @@ class Record:
     """What the result file says; written anew after each scene, so that a cut run leaves one."""
 
     folder: Path
-    card: machine.Gpu
+    cards: list[machine.Gpu]
     base_mib: int
     models: dict[str, Any]
     done: list[scenes.Scene] = dataclasses.field(default_factory=list)
@@ -116,12 +121,14 @@ class Record:
 
     def write(self) -> list[Path]:
         """The paths of the JSON and of the readable form."""
+        card = self.cards[0]
         versions = (*environment.PINNED, *environment.ALSO_TOLD)
         result = {
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "commit": commit(),
             "seconds": round(time.monotonic() - self.began, 1),
-            "gpu": dataclasses.asdict(self.card),
+            "gpu": dataclasses.asdict(card),
+            "gpus": len(self.cards),
             "used_mib_before": self.base_mib,
             "used_mib_after": machine.used_mib(),
             "machine": machine.facts(),
@@ -131,14 +138,16 @@ class Record:
             "limits": LIMITS,
             "scenes": [{**dataclasses.asdict(scene), "ok": scene.ok} for scene in self.done],
         }
-        name = self.card.name.lower().removeprefix("nvidia ").replace(" ", "-")
+        name = card.name.lower().removeprefix("nvidia ").replace(" ", "-")
+        if any(scene.name == nodes.TITLE and not scene.skipped for scene in self.done):
+            name = f"{len(nodes.NAMES)}-{name}"
         title = f"{result['date']}-{name}-sglang-{environment.version('sglang')}"
         return report.write(self.folder, title, result)
 
 
 def play(options: argparse.Namespace) -> int:
     """The whole run; the exit code."""
-    record = Record(options.out, machine.gpu(), machine.used_mib(), {})
+    record = Record(options.out, machine.gpus(), machine.used_mib(), {})
     folders = make_models(options.models or options.work / "models", record.models)
     with (
         project_module.door(options.work / f"sshd-{os.getpid()}") as sshd,
@@ -147,7 +156,7 @@ def play(options: argparse.Namespace) -> int:
         box = project_module.Project(
             folder=options.work / "project",
             sshd=sshd,
-            gpu=record.card,
+            gpu=record.cards[0],
             key=f"sk-{secrets.token_hex(12)}",
             log=options.out / "deploy.log",
             models=folders,
@@ -173,11 +182,15 @@ def play(options: argparse.Namespace) -> int:
             box.deploy("--yes", "down", f"{project_module.HOST}/{kind}")
     for path in record.write():
         print(path)
-    return 0 if record.done and all(scene.ok for scene in record.done) else 1
+    told = [scene for scene in record.done if not scene.skipped]
+    return 0 if told and all(scene.ok for scene in told) else 1
 
 
 def show(scene: scenes.Scene) -> None:
     """A few lines a scene while it runs."""
+    if scene.skipped:
+        print(f"skip {scene.name}: {scene.skipped}")
+        return
     print(f"{'ok  ' if scene.ok else 'FAIL'} {scene.name} ({scene.figures['scene_seconds']} s)")
     for check in scene.checks:
         if not check["ok"]:

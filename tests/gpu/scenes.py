@@ -9,19 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import machine
+import nodes
 import pools
 from project import HOST, JOBS, PORTS, Project, Ran, in_background
+from scene import FLOOR_MIB, Scene, ask, wait_for
 
-FLOOR_MIB = 600
-"""What stop.gpu_floor_mib of the playbooks allows."""
 LEFT_GIB = 24
 """What the second process leaves free on the card."""
 HOLD = """
@@ -32,31 +29,6 @@ while torch.cuda.mem_get_info()[0] > left + (1 << 30):
 print(len(held), flush=True)
 sys.stdin.read()
 """
-
-
-@dataclass
-class Scene:
-    """One scene's record. `checks`: what was expected, what was seen, whether it agrees."""
-
-    name: str
-    checks: list[dict[str, Any]] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
-    runs: list[dict[str, Any]] = field(default_factory=list)
-
-    def check(self, what: str, ok: bool, seen: object) -> bool:
-        """Notes one expectation."""
-        self.checks.append({"what": what, "ok": bool(ok), "seen": seen})
-        return bool(ok)
-
-    def ran(self, ran: Ran, **more: Any) -> Ran:
-        """Notes one command."""
-        self.runs.append({**ran.record(), **more})
-        return ran
-
-    @property
-    def ok(self) -> bool:
-        """Everything was as expected, and something was."""
-        return bool(self.checks) and all(one["ok"] for one in self.checks)
 
 
 def up(scene: Scene, project: Project, kind: str, expected: int, *words: str) -> Ran:
@@ -76,6 +48,11 @@ def up(scene: Scene, project: Project, kind: str, expected: int, *words: str) ->
     return ran
 
 
+def chat(project: Project, kind: str, prompt: str, tokens: int, key: str | None) -> dict[str, Any]:
+    """One completion by our own hand."""
+    return ask(PORTS[kind], f"tiny-{kind}", prompt, tokens, key)
+
+
 def down(scene: Scene, project: Project, kind: str, base_mib: int) -> None:
     """`deploy down`, and the machine's own word that it is true."""
     session = project.launch_session(kind)
@@ -86,45 +63,6 @@ def down(scene: Scene, project: Project, kind: str, base_mib: int) -> None:
     scene.check("no process of the launch is left", not left, left)
     used = machine.used_mib()
     scene.check("GPU memory is back at its floor", used <= base_mib + FLOOR_MIB, f"{used} MiB")
-
-
-def chat(project: Project, kind: str, prompt: str, tokens: int, key: str | None) -> dict[str, Any]:
-    """One completion by our own hand: {status, content, reasoning, seconds} or {error}."""
-    body = {
-        "model": f"tiny-{kind}",
-        "messages": [{"role": "user", "content": prompt}],
-        "max_tokens": tokens,
-        "temperature": 0,
-    }
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{PORTS[kind]}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    if key is not None:
-        request.add_header("Authorization", f"Bearer {key}")
-    began = time.monotonic()
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            message = json.load(answer)["choices"][0]["message"]
-            said = {
-                "status": 200,
-                "content": message.get("content"),
-                "reasoning": message.get("reasoning_content"),
-            }
-    except urllib.error.HTTPError as error:
-        said = {"status": error.code}
-    except (OSError, ValueError, KeyError) as error:
-        said = {"status": 0, "error": f"{type(error).__name__}: {error}"}
-    return {**said, "seconds": round(time.monotonic() - began, 2)}
-
-
-def wait_for(what: Callable[[], Any], limit_s: float, every_s: float = 0.1) -> Any:
-    """The first true value of `what()`, or its last after `limit_s`."""
-    ends = time.monotonic() + limit_s
-    while not (seen := what()) and time.monotonic() < ends:
-        time.sleep(every_s)
-    return seen
 
 
 def scheduler(project: Project, kind: str) -> int:
@@ -383,8 +321,9 @@ ALL: dict[str, Callable[[Project, int], Scene]] = {
     "crowded": crowded,
     "default-strategy": default_strategy,
     "rubbish": rubbish,
+    "nodes": nodes.nodes,
 }
-"""In order; killed-serving needs the server that learned leaves."""
+"""In order; killed-serving needs the server that learned leaves. All but the last use one GPU."""
 
 
 def keep_logs(folder: Path, key: str) -> None:
