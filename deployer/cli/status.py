@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from deployer import observe
+from deployer.as_running import running
 from deployer.cancel import Cancel
 from deployer.cli.deadline import deadline
 from deployer.cli.figures import short_figures
@@ -132,10 +133,11 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     """
     options.no_events("status")
     deployments = options.select(words, all_)
-    looks = look_at(options, deployments)
+    looks = look_at(options, running(deployments, UpOptions(options.inventory).deploy_dir))
     code = exit_code([look.error for look in looks])
     me = this_controller()
-    documents = [host_document(look, me) for look in looks]
+    wanted = {want.id: want.playbook.engine.version for want in deployments}
+    documents = [host_document(look, me, wanted) for look in looks]
     if options.as_json:
         print_json({"time": time.time(), "exit_code": code, "hosts": documents})
         return code
@@ -148,8 +150,11 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     return code
 
 
-def host_document(look: Look, me: Controller) -> dict[str, Any]:
-    """One host as JSON data; what was not seen is absent or None."""
+def host_document(look: Look, me: Controller, wanted: Mapping[str, str]) -> dict[str, Any]:
+    """One host as JSON data; what was not seen is absent or None.
+
+    `wanted`: HOST/NAME -> the engine's version of the playbook.
+    """
     document: dict[str, Any] = {
         "host": look.host_name,
         "reachable": bool(look.seen),
@@ -167,6 +172,7 @@ def host_document(look: Look, me: Controller) -> dict[str, Any]:
         state = look.state_of(want)
         seen = observe.deployment_document(want, facts, state)
         seen["endpoint"] = address(want)
+        seen["engine"]["wanted"] = wanted.get(want.id, seen["engine"]["wanted"])
         document["deployments"].append(seen)
     return document
 

@@ -6,10 +6,12 @@ import dataclasses
 
 import click
 
+from deployer.as_running import running
 from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.up import run_up
 from deployer.engine import Selection
 from deployer.reverify import verify_steps
+from deployer.up_options import UpOptions
 
 
 @click.command("verify")
@@ -17,9 +19,13 @@ from deployer.reverify import verify_steps
 @in_parallel
 @common
 def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
-    """Run the gates again on a running server; exit code 5 when it is not good."""
+    """Run the gates again on a running server; exit code 5 when it is not good.
+
+    What is asked is the server that runs, also where the playbook wants another one by now.
+    """
     # A node that follows answers nothing: its verdict is that of rank 0.
-    deployments = [want for want in options.select(words, all_) if not want.follows]
+    asked = [want for want in options.select(words, all_) if not want.follows]
+    deployments = running(asked, UpOptions(options.inventory).deploy_dir)
     return run_up(
         dataclasses.replace(options, yes=True),
         deployments,

@@ -24,6 +24,7 @@ from serverworld import (
 )
 
 from deployer import rollback, up
+from deployer.as_running import as_running, running
 from deployer.engine import Engine, Outcome
 from deployer.errors import (
     CommandOverdue,
@@ -780,3 +781,30 @@ def test_the_whole_playbook_is_kept_but_no_password() -> None:
     odd = recipe.model_copy(update={"rest": {**recipe.rest, "later": 1}})
     with pytest.raises(DeployError, match="cannot read: later"):
         playbook_of(odd, "h/n")
+
+
+def test_what_runs_is_looked_at_as_it_was_made(rolling: Run) -> None:
+    """Another port, name and model than the playbook's, by what was kept or by its command."""
+    kept, own = rolling.kept, rolling.own()
+    assert as_running(NOW, own, kept) is NOW
+    assert as_running(NOW, DeploymentState(), kept) is NOW
+    was = deployment(model={"path": "/srv/old"}, serve={"port": 31000})
+    key = kept.add(recipe_of(was, MANIFEST), was.lock_text)
+    argv = command(was, server_argv(was))
+    back = launch("l2", fingerprint(was, MANIFEST, "mtp"), "good", recipe=key, argv=argv)
+    own.launches.append(back)
+    own.manifest = MANIFEST
+    seen = as_running(NOW, own, kept)
+    assert (seen.port, seen.playbook.model.path) == (31000, "/srv/old")
+    assert seen.playbook.gates.burst == 3, "how it is judged is as now"
+    back.recipe = ""
+    seen = as_running(NOW, own, kept)
+    assert (seen.port, seen.playbook.model.path) == (31000, NOW.playbook.model.path)
+    back.verdict = "stopped"
+    assert as_running(NOW, own, kept) is NOW
+    folder = rolling.folder / ".deploy"
+    back.verdict, back.recipe = "ready", key
+    rolling.save(own)
+    assert [one.port for one in running([NOW], folder)] == [31000]
+    (folder / "state" / "kpro5.json").write_text("{")
+    assert running([NOW], folder) == [NOW]
