@@ -30,7 +30,9 @@ from deployer.steps.server_wanted import DERIVED, LaunchNote, Rung
 PEER_LOST = re.compile(
     r"Connection (?:closed|reset) by peer|remote process exited|Broken pipe"
     r"|ncclRemoteError|connectFullMesh failed|client socket has|failed to (?:connect|recv)"
-    r"|wait timeout after|clients joined",
+    r"|wait timeout after|clients joined|gloo/transport/(?!.*\b127\.).*Connection refused"
+    r"|Watchdog caught collective operation timeout|ProcessGroupNCCL watchdog hang"
+    r"|\"should dump\" flag on TCPStore",
     re.IGNORECASE,
 )
 """Of torch, gloo and NCCL: another rank is gone, which is no cause of its own."""

@@ -85,11 +85,10 @@ class NodeRun:
     def host(self) -> str:
         return self.want.host_name
 
-    def to(self, want: Deployment, steps: list[Step]) -> NodeRun:
+    def to(self, want: Deployment, steps: Sequence[Step]) -> NodeRun:
         """The same node on its way to another wish, by these steps."""
-        stop = next(step for step in steps if isinstance(step, NodeStop))
-        launch = next(step for step in steps if isinstance(step, LaunchStep))
-        return dataclasses.replace(self, want=want, steps=steps, stop=stop, launch=launch)
+        own, stop, launch = node_steps(steps)
+        return dataclasses.replace(self, want=want, steps=own, stop=stop, launch=launch)
 
     def save(self) -> None:
         self.state_file.save(self.state)
@@ -204,7 +203,9 @@ def open_node(
 def node_steps(given: Sequence[Step]) -> tuple[list[Step], NodeStop, LaunchStep]:
     """A node's steps. The whole list looks; `stop` and `launch` are its own."""
     retry = any(isinstance(step, StopStep) and step.retry for step in given)
-    stop = NodeStop(retry=retry, restarts=any(isinstance(step, RestartStop) for step in given))
+    restarts = any(isinstance(step, RestartStop) for step in given)
+    given_stop = next((step for step in given if isinstance(step, NodeStop)), None)
+    stop = given_stop or NodeStop(retry=retry, restarts=restarts)
     launch = next((step for step in given if isinstance(step, LaunchAgain)), LaunchStep())
     own: dict[str, Step] = {"stop": stop, "launch": launch, "verify": VerifyStep()}
     return [own.get(step.name, step) for step in given], stop, launch

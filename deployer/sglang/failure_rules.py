@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from deployer.sglang.failure_rule import Rule
 from deployer.sglang.failures_files import FILES
 from deployer.sglang.failures_gpu import GPU
+from deployer.sglang.failures_nodes import NODES
 from deployer.sglang.failures_program import PROGRAM
 from deployer.sglang.failures_start import START
 
-RULES: tuple[Rule, ...] = (*START, *FILES, *GPU, *PROGRAM)
+RULES: tuple[Rule, ...] = (*NODES, *START, *FILES, *GPU, *PROGRAM)
 
 
 @dataclass(frozen=True)

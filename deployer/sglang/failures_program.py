@@ -84,9 +84,11 @@ PROGRAM: tuple[Rule, ...] = (
         "nccl",
         r"NCCL error|nccl[A-Z]\w+(?:Error|Usage|Argument)\b|DistBackendError"
         r"|NCCL WARN .*(?:fail|error)|Watchdog caught collective operation timeout"
+        r"|ProcessGroupNCCL watchdog hang"
         r"|Error: .*peer access is not supported"
         r"|nvshmem (?:initialization|setup connections) failed",
-        "the GPUs cannot talk to each other; try serve.env NCCL_P2P_DISABLE: '1'",
+        "the GPUs cannot talk to each other: on one host try serve.env NCCL_P2P_DISABLE: '1'; of "
+        "several nodes see each one's log, and that all ports are open between them",
         passing=True,
     ),
     rule(
@@ -102,7 +104,8 @@ PROGRAM: tuple[Rule, ...] = (
         r"|The client socket has (?:timed out|failed to connect)"
         r"|other ranks that didn't finish loading"
         r"|gloo/transport/\S+ (?:Connection closed by peer|Timed out waiting|.*reset by peer)",
-        "the ranks did not find each other: see which rank died first",
+        "the ranks did not find each other: see which one died first (`deploy logs` of each node), "
+        "and that the port of dist-init-addr is open between them",
         passing=True,
     ),
     rule(

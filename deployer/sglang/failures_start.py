@@ -12,7 +12,7 @@ START: tuple[Rule, ...] = (
         "port-in-use",
         r"\[Errno 98\].*address already in use|is used by a process already"
         r"|[Aa]ddress already in use"
-        r"|EADDRINUSE|server socket has failed to listen"
+        r"|EADDRINUSE"
         r"|Error: .*[Pp]ort \d+ is (?:not available|already in use|in use|occupied)",
         "find the owner of the port (`deploy doctor`) and stop it, or choose another serve.port",
     ),

@@ -600,6 +600,16 @@ def test_all_are_tried_and_the_first_error_names_the_others() -> None:
     own = "torch.distributed.DistNetworkError: The server socket has failed to listen on any local"
     taken = LaunchFailed(Failure("x", own, "", False), 1, "distributed", (), Seen(None, None))
     assert not only_misses_a_peer(taken)
+    for words in (
+        "[Rank 2] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1)",
+        'Failed to check the "should dump" flag on TCPStore, (maybe it has shut down too early)',
+        "[/gloo/transport/tcp/pair.cc:799] connect [10.0.0.5]:33421: Connection refused",
+    ):
+        gone = LaunchFailed(Failure("x", words, "", False), 1, "ready", (), Seen(None, None))
+        assert only_misses_a_peer(gone), words
+    loop = "[/gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:33421: Connection refused"
+    own_name = LaunchFailed(Failure("x", loop, "", False), 1, "ready", (), Seen(None, None))
+    assert not only_misses_a_peer(own_name)
     lost = LaunchFailed(Failure("x", LOST, "", False), 1, "weights", (), Seen(None, None))
     assert only_misses_a_peer(lost)
 
