@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from deployer import crosscheck, crosscheck_nodes, crosscheck_playbook
+from deployer import crosscheck, crosscheck_machines, crosscheck_nodes, crosscheck_playbook
 from deployer.catalog_files import (
     guest_keys,
     inventory_files,
@@ -68,6 +68,7 @@ class Catalog:
                 crosscheck.check_host(document, name, host)
                 hosts[name] = with_absolute_paths(host, inventory_dir.resolve())
                 documents[name] = document
+        crosscheck_machines.check_machines(hosts, documents)
         return cls(inventory_dir, hosts, documents)
 
     @property

@@ -15,6 +15,7 @@ from deployer.deployment import Deployment
 from deployer.errors import REFUSALS, DeployError, Unreachable
 from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
+from deployer.remote import machine
 from deployer.remote.batch import gather
 from deployer.remote.connect import open_guest, open_host
 from deployer.remote.hostlock import HostLock
@@ -39,6 +40,8 @@ class HostSession:
         base: Path,
         on_note: Callable[[str], None] = lambda text: None,
     ) -> None:
+        self.recognise = False
+        """Whether every look has the fact Machine too."""
         self.host_name = host_name
         self.host = host
         self.base = base
@@ -77,6 +80,7 @@ class HostSession:
         """
         probes = [probe for step in steps for probe in step.probes(want)]
         here = [probe for probe in probes if probe.where is Where.HOST]
+        here += [machine.PROBE] if self.recognise else []
         there = [probe for probe in probes if probe.where is Where.GUEST]
         transports = self.transports(want)
         if transports[Where.GUEST] is self.host_transport:

@@ -22,6 +22,7 @@ from deployer.kept import Kept
 from deployer.locallock import LocalLock
 from deployer.model import Facts, PlanState, Where
 from deployer.recipe import recipe_of
+from deployer.remote.machine import Machine
 from deployer.remote.transport import Transport
 from deployer.repin import repin
 from deployer.rollout import Rollout
@@ -133,6 +134,7 @@ def _session(host_name: str, host: Host, options: UpOptions, bus: Bus) -> Iterat
         options.base,
         lambda text: bus.emit(Note(host_name, "", "lock", "info", text)),
     )
+    session.recognise = options.twins is not None
     try:
         with options.cancel.waking(session.wake):
             yield session
@@ -193,6 +195,13 @@ def _one(
         repin(want, own, options, bus)
     outcome, facts = engine.plan()
     result.outcome = outcome
+    if options.twins is not None:
+        options.twins.meet(
+            want.host_name,
+            want.host,
+            facts.get(Machine),
+            lambda text: bus.emit(Note(want.host_name, want.id, "look", "warning", text)),
+        )
     if options.dry_run:
         return
     selection = options.selection

@@ -17,6 +17,7 @@ from deployer.rollout import Rollout
 from deployer.state import DeploymentState
 from deployer.steps.base import Step
 from deployer.steps.order import all_steps
+from deployer.twins import Twins
 
 MakeEngine = Callable[[Deployment, Sequence[Step]], Engine]
 
@@ -61,6 +62,8 @@ class UpOptions:
     aim: Aim | None = None
     rollout: Rollout | None = None
     """Asked before anything is changed, when other hosts are in the same run."""
+    twins: Twins | None = None
+    """Told what machine each host is, when others are in the same run."""
     cancel: Cancel = field(default_factory=Cancel)
 
     @property

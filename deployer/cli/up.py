@@ -28,6 +28,7 @@ from deployer.names import listed
 from deployer.rollout import Rollout
 from deployer.steps.base import Step
 from deployer.steps.order import NAMES, all_steps
+from deployer.twins import Twins
 from deployer.up import up_host
 from deployer.up_options import Aim, UpOptions
 from deployer.up_result import DeploymentResult
@@ -154,6 +155,7 @@ def run_up(
         repin=repin,
         aim=aim,
         rollout=rollout if many and not dry_run else None,
+        twins=Twins() if many else None,
         cancel=cancel,
     )
 

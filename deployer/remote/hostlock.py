@@ -43,9 +43,20 @@ HEIRS = 8
 """So many dead holders, each an heir of the one before, are replaced by one run."""
 
 
-def refuse_unless_taken(outcome: Outcome, host: str) -> None:
-    """Raises LockHeld or LockUnknown, which say who, since when, which step and what to do."""
+def refuse_unless_taken(outcome: Outcome, host: str, mine: LockRecord | None = None) -> None:
+    """Raises LockHeld or LockUnknown, which say who, since when, which step and what to do.
+
+    `mine`: the record of who asks, which may have the lock already, under another name.
+    """
     if isinstance(outcome, Held):
+        twin = outcome.record
+        if mine is not None and twin is not None and _one_process(mine, twin) and twin.host != host:
+            raise errors.LockHeld(
+                f"it is the same machine as {twin.host}, which this run is at work on",
+                where=host,
+                fix="describe the machine once in the inventory; until then, name one of the two "
+                "in a command",
+            )
         raise errors.LockHeld(
             f"another run is at work: {outcome.describe()}",
             where=host,
@@ -64,6 +75,12 @@ def refuse_unless_taken(outcome: Outcome, host: str) -> None:
             where=host,
             fix=f"{fix}, then run again",
         )
+
+
+def _one_process(mine: LockRecord, other: LockRecord) -> bool:
+    """Were both written by this process? A boot id that is not known proves nothing."""
+    keys = ("boot", "namespace", "pid", "start")
+    return bool(mine.boot) and all(getattr(mine, key) == getattr(other, key) for key in keys)
 
 
 def is_full(text: str) -> bool:
@@ -133,7 +150,7 @@ class HostLock:
             dead[outcome.run_id] = outcome.describe(), why
             again = acquire_prelude(self.record, stale=tuple(dead), path=self._path)
             outcome = self._ask(transport, again)
-        refuse_unless_taken(outcome, self.record.host)
+        refuse_unless_taken(outcome, self.record.host, self.record)
         for who, why in dead.values():
             self._on_note(f"took over the lock of a dead run: {who}; {why}")
         return Taken("; ".join(why for _, why in dead.values()))

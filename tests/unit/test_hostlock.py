@@ -512,3 +512,18 @@ def test_a_full_disk_has_room_for_one_lock(transport: LocalTransport, path: str)
             again.acquire(transport)
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_machine_of_two_names_is_told_as_such(transport: LocalTransport, path: str) -> None:
+    """Both names in one run: it holds the lock itself, and waits for nobody."""
+    HostLock(RECORD, ME, path).acquire(transport)
+    again = dataclasses.replace(RECORD, host="kpro5b", run_id="r2", step="look")
+    with pytest.raises(errors.LockHeld) as caught:
+        HostLock(again, ME, path).acquire(transport)
+    assert str(caught.value) == (
+        "kpro5b: it is the same machine as kpro5, which this run is at work on"
+    )
+    assert "describe the machine once" in caught.value.fix
+    for other in ({"pid": 78}, {"start": 501}, {"namespace": "pid:[2]"}, {"host": "kpro5"}):
+        with pytest.raises(errors.LockHeld, match="another run is at work"):
+            HostLock(dataclasses.replace(again, **other), ME, path).acquire(transport)

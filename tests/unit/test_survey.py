@@ -555,5 +555,5 @@ def test_the_doctor_looks_at_hosts_without_deployments(
         Catalog.load(tmp_path / "inventory").select(["kpro5", "kpro7"], bare=True)
     code, text = doctor("kpro5", "--limit", "kpro5")
     assert code == 1
-    with pytest.raises(UsageError, match="leaves nothing"):
+    with pytest.raises(UsageError, match="is like `x`"):
         Catalog.load(ROOT / "inventory").select(["kpro5"], limit=["x"], bare=False)
