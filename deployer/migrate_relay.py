@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from deployer.errors import StepFailed
-from deployer.remote.transport import Transport
+from deployer.remote.transport import Answer, Transport
 from deployer.state import ManifestFile
 
 BLOCK = 8 << 20
@@ -23,12 +23,19 @@ _READ = r"""[ -f "$1" ] && [ "$(stat -L -c %s "$1")" = "$2" ] || exit 44
 exec tail -c "+$(($3 + 1))" "$1" | head -c "$4"
 """
 # $1 path without .part, $2 its size; prints how much of it is there, `done` for a file under its
-# name. What a map tells apart is more than a prefix, which only the agent understands.
+# name. Of pieces that a map tells apart only the leading one is kept: a relay goes on at an end.
 _LOOK = r"""[ ! -e "$1" ] || { echo done; exit 0; }
-[ ! -e "$1.part.map" ] || { echo mapped; exit 0; }
 [ ! -L "$1.part" ] || exit 45
 have=0
 [ ! -e "$1.part" ] || have=$(stat -c %s "$1.part")
+if [ -e "$1.part.map" ]; then
+  prefix=$(sed -n 's/^{"prefix": *\([0-9][0-9]*\).*/\1/p' "$1.part.map")
+  [ "${prefix:-0}" -ge "$have" ] || have=${prefix:-0}
+  if [ -e "$1.part" ]; then
+    dd if=/dev/null of="$1.part" bs=1 seek="$have" 2>/dev/null || exit 1
+  fi
+  rm -f "$1.part.map" || exit 1
+fi
 [ "$have" -le "$2" ] || have=0
 echo "$have"
 """
@@ -74,8 +81,8 @@ def _there(destination: tuple[Transport, str], file: ManifestFile) -> int | None
     transport, folder = destination
     answer = transport.run(_LOOK, args=(f"{folder}/{file.path}", str(file.size)))
     said = answer.text.strip()
-    if answer.exit != 0 or not (said.isdigit() or said in ("done", "mapped")):
-        raise _failed(transport, file, answer.error_text or f"exit {answer.exit}")
+    if answer.exit != 0 or not (said.isdigit() or said == "done"):
+        raise _failed(transport, file, _why(answer))
     return int(said) if said.isdigit() else None
 
 
@@ -109,7 +116,15 @@ def _write(destination: tuple[Transport, str], file: ManifestFile, at: int, bloc
     args = (f"{folder}/{file.path}", str(at))
     answer = transport.run(_WRITE, args=args, stdin=block, timeout_s=BLOCK_S)
     if answer.exit != 0:
-        raise _failed(transport, file, answer.error_text or f"exit {answer.exit}")
+        raise _failed(transport, file, _why(answer))
+
+
+def _why(answer: Answer) -> str:
+    known = {
+        45: "its .part is a symbolic link: remove it",
+        46: "its .part was changed by somebody else meanwhile",
+    }
+    return answer.error_text or known.get(answer.exit) or f"exit {answer.exit}"
 
 
 def _failed(transport: Transport, file: ManifestFile, why: str) -> StepFailed:

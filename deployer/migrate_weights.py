@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -20,6 +20,7 @@ from typing import Any
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, StepFailed
 from deployer.inventory import Ssh
+from deployer.migrate_key import AUTHORIZE, HOST_KEYS, key_line, known_hosts
 from deployer.migrate_side import Side
 from deployer.playbook import Method, Peer
 from deployer.remote.files import write_atomic
@@ -35,7 +36,10 @@ PROBE_S = 3.0
 """How long each source is measured."""
 PROBE_SHARE = 20
 """At most one in so many bytes of the model is spent on measuring a source."""
-LEAST_PROBE = 8 << 20
+LEAST_PROBE = 64 << 20
+"""So many may be spent in any case: fewer are over before the connections are at speed."""
+LENDING_S = 7 * 86400.0
+"""The right to copy ends by itself after this, should nobody ever take it away."""
 
 # $1 folder, $2 comment of the key.
 MAKE_KEY = r"""umask 077
@@ -43,8 +47,12 @@ mkdir -p "$1" && cd "$1" || exit 1
 command -v ssh >/dev/null && command -v ssh-keygen >/dev/null || {
   echo "there is no ssh client" >&2; exit 69; }
 [ -s key ] && [ -s key.pub ] || {
-  rm -f key key.pub
-  ssh-keygen -q -t ed25519 -N '' -C "$2" -f key </dev/null || exit 1
+  made=
+  for kind in ed25519 ecdsa rsa; do  # some policies forbid the first
+    rm -f key key.pub
+    ssh-keygen -q -t "$kind" -N '' -C "$2" -f key </dev/null && made=1 && break
+  done
+  [ -n "$made" ] || exit 1
 }
 echo "=key"
 cat key.pub
@@ -53,24 +61,6 @@ ADDRESSES = r"""{ ip -o addr show scope global 2>/dev/null || :; } |
   awk '{ sub("/.*", "", $4); print $4 }'
 hostname -I 2>/dev/null | tr ' ' '\n'
 exit 0
-"""
-HOST_KEYS = "cat /etc/ssh/ssh_host_*_key.pub 2>/dev/null || :\n"
-
-# $1 tag that ends a line; stdin: the new line, or nothing to only take the old ones out. What
-# authorized_keys is a link to (Proxmox: a file of the cluster) is replaced, not the link.
-AUTHORIZE = r"""umask 077
-mkdir -p "$HOME/.ssh" || exit 1
-keys=$HOME/.ssh/authorized_keys
-[ ! -L "$keys" ] || keys=$(readlink -f "$keys") || exit 1
-line=$(cat)
-[ -e "$keys" ] || [ -n "$line" ] || exit 0
-[ -n "$line" ] || grep -q -F -e " $1" "$keys" || exit 0
-new=$keys.deployer-new
-{ [ ! -e "$keys" ] || awk -v tag="$1" '$NF != tag' "$keys"; } >"$new" || exit 1
-[ -z "$line" ] || printf '%s\n' "$line" >>"$new" || exit 1
-[ ! -e "$keys" ] || chown "$(stat -c %u:%g "$keys")" "$new" 2>/dev/null
-[ ! -e "$keys" ] || chmod "$(stat -c %a "$keys")" "$new" 2>/dev/null
-mv -f "$new" "$keys"
 """
 REMOVE = 'rm -rf "$1/$2"; rmdir "$1" 2>/dev/null; exit 0\n'
 
@@ -141,28 +131,6 @@ def login_of(want: Deployment) -> Login:
     return Login(want.host.ssh, want.vmid)
 
 
-def key_line(public: str, command: str, addresses: list[str], tag: str) -> str:
-    """The line of authorized_keys. Raises ValueError for what cannot stand in it."""
-    kind, body, *_ = public.split()
-    if not re.fullmatch(r"[a-z0-9@.-]+", kind) or not re.fullmatch(r"[A-Za-z0-9+/=]+", body):
-        raise ValueError("no public key came")
-    if '"' in command or "\n" in command:
-        raise ValueError(f"no command of authorized_keys: {command!r}")
-    allowed = ",".join(one for one in addresses if re.fullmatch(r"[0-9A-Fa-f.:]+", one))
-    if not allowed:
-        raise ValueError("the destination tells none of its addresses")
-    return f'restrict,from="{allowed}",command="{command}" {kind} {body} {tag}'
-
-
-def known_hosts(keys: str, address: str, port: int) -> str:
-    """Lines of known_hosts for the public host keys."""
-    place = address if port == 22 else f"[{address}]:{port}"
-    rows = [line.split()[:2] for line in keys.splitlines() if len(line.split()) >= 2]
-    return "".join(
-        f"{place} {kind} {body}\n" for kind, body in rows if kind.startswith(("ssh-", "ecdsa-"))
-    )
-
-
 class Lending:
     """The right to copy, from its making to its end. `ident`: the migration's id."""
 
@@ -191,6 +159,7 @@ class Lending:
             "repo": manifest.repo,
             "commit": manifest.commit,
             "files": files,
+            "until": time.time() + LENDING_S,
         }
         agent = resources.files("deployer.agents.fetch").joinpath("lend.py").read_bytes()
         write_atomic(self.source.guest, f"{self.folder}/lend.py", agent)
@@ -202,9 +171,8 @@ class Lending:
             line = key_line(public, f"exec {command}", addresses, self.tag)
         except ValueError as error:
             raise StepFailed(str(error), where=self.source.want.id) from error
-        self._authorize(line)
-        keys = self.door.run(HOST_KEYS).text
-        known = known_hosts(keys, there.address, there.port)
+        self._authorize(line, addresses[0])
+        known = known_hosts(self.door.run(HOST_KEYS).text)
         if not known:
             raise StepFailed("its sshd's public host keys were not found", where=self.door.name)
         write_atomic(self.destination.guest, f"{self.folder}/known_hosts", known.encode(), 0o600)
@@ -232,13 +200,16 @@ class Lending:
         for transport in guests if borrower else guests[:1]:
             transport.run(REMOVE, args=(FOLDER, self.ident), timeout_s=30)
 
-    def _authorize(self, line: str) -> None:
-        answer = self.door.run(AUTHORIZE, args=(self.tag,), stdin=line.encode(), timeout_s=30)
+    def drop(self) -> None:
+        """Takes the private half away; what the source still allows opens nothing then."""
+        self.destination.guest.run(REMOVE, args=(FOLDER, self.ident), timeout_s=30)
+
+    def _authorize(self, line: str, caller: str = "127.0.0.1") -> None:
+        args = (self.tag, caller)
+        answer = self.door.run(AUTHORIZE, args=args, stdin=line.encode(), timeout_s=30)
         if answer.exit != 0:
             told = (answer.error_text.strip() or f"exit {answer.exit}").splitlines()[-1]
-            raise StepFailed(
-                f"~/.ssh/authorized_keys cannot be written: {told}", where=self.door.name
-            )
+            raise StepFailed(f"authorized_keys cannot be written: {told}", where=self.door.name)
 
     def _addresses(self) -> list[str]:
         side = self.destination

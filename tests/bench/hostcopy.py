@@ -65,6 +65,7 @@ class Bench:
             "files": self.files,
             "methods": ["peer"],
             "connections": connections,
+            "until": time.time() + 86400,
         }
         lending = folder / "lending"
         lending.mkdir()

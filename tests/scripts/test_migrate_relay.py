@@ -86,5 +86,30 @@ def test_a_source_that_changed_and_a_link_are_refused(shells: str, tmp_path: Pat
     with pytest.raises(StepFailed, match="b could not be brought"):
         relay((Cut(shells), str(source)), (Cut(shells), str(target)), files[3:], lambda d, t: None)
     assert not (tmp_path / "elsewhere").exists()
-    (target / "a.bin.part.map").write_text("{}")
-    assert relay((Cut(shells), "/x"), (Cut(shells), str(target)), files[:1], lambda d, t: None) == 0
+
+
+@pytest.mark.parametrize(
+    ("there", "map_", "kept"),
+    [
+        (9000, '{"prefix": 2000, "pieces": [[5000, 9000]]}', 2000),
+        (1500, '{"prefix": 2000, "pieces": []}', 1500),
+        (9000, "{}", 0),
+        (9000, "", 0),
+        (12_000, '{"prefix": 11000, "pieces": []}', 0),  # longer than the file: of another one
+        (None, '{"prefix": 2000, "pieces": []}', 0),
+    ],
+)
+def test_pieces_of_an_earlier_download_are_gone_on_with_from_their_prefix(
+    shells: str, tmp_path: Path, there: int | None, map_: str, kept: int
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    [file, *_] = model(source)
+    target.mkdir()
+    part = target / "a.bin.part"
+    if there is not None:
+        part.write_bytes((source / "a.bin").read_bytes().ljust(there, b"x")[:there])
+    (target / "a.bin.part.map").write_text(map_.ljust(4096))
+    ends = (Cut(shells), str(source)), (Cut(shells), str(target))
+    assert relay(*ends, [file], lambda d, t: None) == 10_000 - kept
+    assert part.read_bytes() == (source / "a.bin").read_bytes()
+    assert not (target / "a.bin.part.map").exists()

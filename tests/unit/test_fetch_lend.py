@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from deployer.agents.fetch import borrow, lend
-from deployer.agents.fetch.common import Fatal, Unreached
+from deployer.agents.fetch.common import Fatal, Unreached, Withheld
 from deployer.agents.fetch.manifest import Job, Peer
 from deployer.agents.fetch.methods import ladder
 
@@ -26,9 +28,15 @@ def shelf(tmp_path: Path) -> lend.Shelf:
     (tmp_path / "sub" / "é 1.bin").write_bytes(CONTENT)
     (tmp_path / "short").write_bytes(b"ab")
     (tmp_path / "secret").write_bytes(b"not of the model")
-    rows = [("sub/é 1.bin", len(CONTENT)), ("short", 3), ("gone", 5), ("sub", 4096)]
+    (tmp_path / "link").symlink_to("/etc/hostname")
+    os.mkfifo(tmp_path / "pipe")
+    sizes = {"short": 3, "gone": 5, "sub": 4096, "pipe": 0, "/etc/hostname": 1, "link": 10**9}
+    rows = [("sub/é 1.bin", len(CONTENT)), *sizes.items()]
     files = [{"path": path, "size": size} for path, size in rows]
-    return lend.Shelf({"path": str(tmp_path), "repo": "a/b", "commit": COMMIT, "files": files})
+    until = time.time() + 60
+    return lend.Shelf(
+        {"path": str(tmp_path), "repo": "a/b", "commit": COMMIT, "files": files, "until": until}
+    )
 
 
 def answers(shelf: lend.Shelf, *requests: str) -> tuple[int, bytes]:
@@ -75,6 +83,14 @@ def test_ranges_one_after_the_other_on_one_connection(shelf: lend.Shelf) -> None
         (get("gone"), b"404"),
         (get("short"), b"404"),  # another size than the list's
         (get("sub"), b"404"),
+        (get("pipe"), b"404"),
+        (get("link"), b"404"),  # whatever it leads to, it has not the size of the list
+        (get("/etc/passwd"), b"404"),
+        (get("sub/../short"), b"404"),
+        (get("short%00"), b"404"),
+        (get("sub/%C3%A9%201.bin", "\r\nRange: bytes=" + "9" * 5000 + "-"), b"416"),
+        (get("sub/%C3%A9%201.bin", "\r\nRange: bytes=0-1,5-6"), b"416"),
+        (get("sub/%C3%A9%201.bin", "\r\nRange: bytes=-5"), b"416"),
         (f"GET /other/model/resolve/{COMMIT}/short HTTP/1.1", b"404"),
         (get("sub/%C3%A9%201.bin", "\r\nRange: bytes=10240-10241"), b"416"),
         ("POST / HTTP/1.1", b"400"),
@@ -92,6 +108,12 @@ def test_a_refusal_does_not_end_the_connection(shelf: lend.Shelf) -> None:
     assert code == 0 and said.endswith(CONTENT)
 
 
+def test_the_right_to_copy_ends_by_itself(shelf: lend.Shelf) -> None:
+    shelf.until = time.time() - 1
+    _, said = answers(shelf, get("sub/%C3%A9%201.bin"))
+    assert said.startswith(b"HTTP/1.1 403")
+
+
 def test_an_endless_head_is_refused(shelf: lend.Shelf) -> None:
     code, said = answers(shelf, "GET /" + "x" * (2 * lend.MOST_HEAD))
     assert code == 1 and said.startswith(b"HTTP/1.1 400")
@@ -105,7 +127,13 @@ def job(tmp_path: Path, content: bytes = CONTENT) -> Job:
     source.mkdir(exist_ok=True)
     (source / "a.bin").write_bytes(content)
     row = {"path": "a.bin", "size": len(content), "sha256": "0" * 64}
-    manifest = {"path": str(source), "repo": "a/b", "commit": COMMIT, "files": [row]}
+    manifest = {
+        "path": str(source),
+        "repo": "a/b",
+        "commit": COMMIT,
+        "files": [row],
+        "until": time.time() + 60,
+    }
     (source / "manifest.json").write_text(json.dumps(manifest))
     peer = {"address": "192.0.2.9", "user": "root", "path": str(source), "lends": True}
     limits = {"recv_timeout_s": 5}
@@ -118,7 +146,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> list[int]:
 
     def instead(peer: Peer, cipher: str) -> list[str]:
         started.append(1)
-        assert cipher.startswith("aes128-gcm@openssh.com,")
+        assert "aes128-gcm@openssh.com" in cipher.split(",")
         return words
 
     monkeypatch.setattr(borrow, "ssh_words", instead)
@@ -165,6 +193,7 @@ def test_a_connection_serves_again_only_when_its_answer_was_read(
         ("root@192.0.2.9: Permission denied (publickey).", Fatal),
         ("Host key verification failed.", Fatal),
         ("ssh: connect to host 192.0.2.9 port 22: Connection refused", Unreached),
+        ("Unable to negotiate with 192.0.2.9: no matching cipher found.", Fatal),
     ],
 )
 def test_what_ssh_says_is_what_is_told(
@@ -173,6 +202,51 @@ def test_what_ssh_says_is_what_is_told(
     wanted = job(tmp_path)
     stand_in(monkeypatch, ["sh", "-c", f"echo '{said}' >&2; exit 255", "--"])
     with pytest.raises(kind, match=said.split(":")[-1].strip().split("(")[0]):
+        borrow.Lender(wanted).open(wanted.files[0], 0, 5)
+
+
+LEND = f"import sys; sys.path.insert(0, {str(Path(lend.__file__).parent)!r}); import lend; "
+
+
+def test_what_a_login_shell_prints_is_read_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = job(tmp_path)
+    noise = "printf 'Welcome\\nHTTP/1.1 200 OK\\r\\n\\r\\nno newline'"
+    code = LEND + f"sys.exit(lend.main({str(tmp_path / 'source')!r}))"
+    run = shlex.join([sys.executable, "-c", code])
+    stand_in(monkeypatch, ["sh", "-c", f"{noise}; exec {run}", "--"])
+    body = borrow.Lender(wanted).open(wanted.files[0], 5, 9)
+    assert read(body, 4) == CONTENT[5:9]
+    body.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo This service allows sftp connections only.; exit 1", "sftp connections only"),
+        ("echo sh: lend: not found >&2; exit 127", "lend: not found"),
+        ("exit 0", "does not run what its key is for"),
+        ("yes noise", "something else than the lender speaks: 'n"),
+    ],
+)
+def test_another_program_behind_the_key_is_no_matter_of_tries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, said: str
+) -> None:
+    wanted = job(tmp_path)
+    stand_in(monkeypatch, ["sh", "-c", script, "--"])
+    with pytest.raises(Fatal, match=said):
+        borrow.Lender(wanted).open(wanted.files[0], 0, 5)
+
+
+def test_a_file_that_is_withheld_says_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = job(tmp_path)
+    (tmp_path / "source" / "a.bin").write_bytes(b"other")
+    code = LEND + f"sys.exit(lend.main({str(tmp_path / 'source')!r}))"
+    stand_in(monkeypatch, [sys.executable, "-c", code])
+    with pytest.raises(Withheld, match=r"a.bin: 404 5 bytes here, not 10240 from root@192.0.2.9"):
         borrow.Lender(wanted).open(wanted.files[0], 0, 5)
 
 

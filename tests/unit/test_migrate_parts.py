@@ -21,12 +21,14 @@ from deployer.migrate_journal import (
     Begin,
     Nothing,
     Resume,
+    Seen,
     TakeBack,
     after,
     decide,
     entered,
     newest,
 )
+from deployer.migrate_key import key_line, known_hosts
 from deployer.migrate_preflight import (
     Obstacle,
     container_differences,
@@ -36,6 +38,8 @@ from deployer.migrate_preflight import (
     one_machine,
     pair_obstacles,
     refused,
+    restarted,
+    retire_obstacles,
     serve_differences,
     source_obstacles,
 )
@@ -46,8 +50,6 @@ from deployer.migrate_weights import (
     Login,
     Rate,
     choose,
-    key_line,
-    known_hosts,
     login_of,
     with_source,
 )
@@ -57,6 +59,8 @@ from deployer.pct_config import parse_conf
 from deployer.remote.lock_record import Controller, Held, LockRecord
 from deployer.state import Migration
 from deployer.steps.container_facts import ContainerFacts
+from deployer.steps.gpus_facts import GpuFacts, PciFunction
+from deployer.steps.gpus_holders import Holder
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards_download import job_files
@@ -71,8 +75,8 @@ def record(**words: Any) -> Migration:
 
 
 def decided(*records: Migration | None, **words: Any) -> Any:
-    asked = {"abort": False, "retire": False, "source_serves": True, **words}
-    return decide(records, A, B, **asked)
+    seen = Seen(words.pop("source_serves", True), words.pop("retired", None))
+    return decide(records, A, B, seen, **{"abort": False, "retire": False, **words})
 
 
 def test_phases_follow_each_other() -> None:
@@ -110,6 +114,30 @@ def test_the_newest_copy_counts() -> None:
         ([record(outcome="done")], {"retire": True, "source_serves": False}, Resume),
         ([record(outcome="done", retire=True)], {"retire": True, "source_serves": False}, Nothing),
         ([record(id="m0", source=B, destination=A, outcome="done", started=1.0)], {}, Begin),
+        ([record(outcome="aborted")], {"abort": True}, Nothing),
+        # Retired, and somebody has started the container since.
+        (
+            [record(outcome="done", retire=True)],
+            {"retire": True, "source_serves": False, "retired": False},
+            Resume,
+        ),
+        ([record(outcome="done")], {"retire": True, "source_serves": True}, Begin),
+        ([record(outcome="done", keep_source=True)], {"retire": True}, Resume),
+        # Its clock was a day ahead when it was taken back.
+        ([record(id="m0", outcome="aborted", started=9.0), record()], {}, Resume),
+        # What came after it was taken back.
+        (
+            [record(outcome="done"), record(id="m2", source=B, destination=C, outcome="aborted")],
+            {"abort": True},
+            TakeBack,
+        ),
+        # The other one needs only the host that is dark.
+        ([record(source=A, destination=C, back=True, released=[A])], {}, Begin),
+        (
+            [record(back=True, released=[A]), record(id="m2", destination=C, started=9.0)],
+            {"abort": True},
+            TakeBack,
+        ),
     ],
 )
 def test_what_a_run_does(records: list[Migration], words: dict[str, Any], kind: type) -> None:
@@ -120,7 +148,7 @@ def test_what_a_run_does(records: list[Migration], words: dict[str, Any], kind: 
     ("records", "words", "said"),
     [
         ([], {"abort": True}, "no migration to abort"),
-        ([record(outcome="aborted")], {"abort": True}, "no migration to abort"),
+        ([record(source=C, back=True, released=[C])], {}, "under way, in phase weights"),
         ([record(back=True)], {}, "is being taken back"),
         ([record(destination=C)], {}, "kpro6/qwen -> kpro7/qwen \\(m1\\) is under way"),
         ([record(source=C, destination=B)], {"abort": True}, "under way, in phase weights"),
@@ -139,17 +167,26 @@ def test_what_a_run_refuses(records: list[Migration], words: dict[str, Any], sai
         decided(*records, **words)
 
 
-def test_retire_of_a_finished_one_goes_on_at_the_stop() -> None:
-    chosen = decided(record(outcome="done", phase="retire"), retire=True, source_serves=False)
-    assert (chosen.record.phase, chosen.record.outcome) == ("stop", "")
+@pytest.mark.parametrize(("kept", "phase"), [(False, "stop"), (True, "cutover")])
+def test_retire_of_a_finished_one_goes_on(kept: bool, phase: str) -> None:
+    one = record(outcome="done", phase="retire", keep_source=kept)
+    chosen = decided(one, retire=True, source_serves=False)
+    assert (chosen.record.phase, chosen.record.outcome, chosen.finished) == (phase, "", True)
 
 
 def test_the_mark_on_a_host() -> None:
     text = record().model_dump_json()
     assert parse_mark(ProbeOutput(0, text.encode(), b"")) == Marked(record())
     assert parse_mark(ProbeOutput(0, b"", b"")) == Marked()
-    assert parse_mark(ProbeOutput(0, b'{"id": "x"}', b"")).problem
-    assert parse_mark(ProbeOutput(0, b'{"id"', b"")).problem
+    newer = parse_mark(ProbeOutput(0, b'{"id": "x"}', b""))
+    assert newer.problem == "source: Field required" and not newer.damaged
+    later = record().model_copy(update={"phase": "teleport"}).model_dump_json().encode()
+    assert parse_mark(ProbeOutput(0, later, b"")).problem == "phase 'teleport' is not known"
+    for half in (b'{"id"', b"\0" * 700, b"empty\n", b"[" * 5000):
+        assert parse_mark(ProbeOutput(0, half, b"")).damaged, half
+    unseen = parse_mark(ProbeOutput(1, b"", b"head: /x: Input/output error\n"))
+    assert unseen == Marked(problem="head: /x: Input/output error")
+    assert parse_mark(ProbeOutput(0, b"", b"", timed_out=True)).problem
     assert mark_path(WANT) == "/var/lib/deployer/migrations/qwen.json"
 
 
@@ -170,26 +207,37 @@ def test_a_source_that_does_not_serve_as_proven() -> None:
     none = Facts({ServerFact: world.fact(), ServingFact: ServingFact()})
     assert trouble(WANT, none) == "no launch of it runs"
     assert trouble(WANT, Facts({}, {Where.GUEST: "refused"})) == "refused"
-    [one] = source_obstacles(WANT, none, retire=False)
+    [one] = source_obstacles(WANT, none)
     assert one.where == WANT.id and "deploy up kpro5/qwen" in one.fix
-    assert source_obstacles(WANT, serving(), retire=True) == []
+    assert source_obstacles(WANT, serving()) == []
+
+
+def test_a_source_that_somebody_has_started_since_is_not_stopped_again() -> None:
+    [one] = restarted(WANT, serving(verdict="failed: x"))
+    assert "somebody has started it since the migration" in one.what and "deploy down" in one.fix
+    user = Holder(77, "train.py", container=129)
+    gpu = PciFunction(WANT.gpus[0], True, driver="nvidia")
+    seen = GpuFacts(functions=(gpu,), holders=((gpu.address, user),))
+    idle = Facts({ServerFact: world.fact(), GpuFacts: seen})
+    [one] = restarted(WANT, idle)
+    assert "since the migration" in one.what and "train.py" in one.what
+    assert restarted(WANT, Facts({ServerFact: world.fact()})) == []
 
 
 def test_retire_would_take_others_along() -> None:
     entries = {**WANT.host.deployments, "other": WANT.entry}
     host = WANT.host.model_copy(update={"deployments": entries})
     want = dataclasses.replace(WANT, host=host)
-    [one] = source_obstacles(want, serving(), retire=True)
+    [one] = retire_obstacles(want)
     assert "kpro5/other is too" in one.what
-    assert source_obstacles(want, serving(), retire=False) == []
     elsewhere = WANT.entry.model_copy(update={"container": 130})
     host = WANT.host.model_copy(update={"deployments": {"qwen": WANT.entry, "other": elsewhere}})
     want = dataclasses.replace(WANT, host=host)
-    [one] = source_obstacles(want, serving(), retire=True)
+    [one] = retire_obstacles(want)
     assert f"GPU {WANT.gpus[0]}" in one.what and "which kpro5/other has too" in one.what
     apart = elsewhere.model_copy(update={"gpus": ["0000:99:00.0"]})
     host = WANT.host.model_copy(update={"deployments": {"other": apart}})
-    assert source_obstacles(dataclasses.replace(WANT, host=host), serving(), retire=True) == []
+    assert retire_obstacles(dataclasses.replace(WANT, host=host)) == []
 
 
 def test_what_clients_may_notice_is_told() -> None:
@@ -241,6 +289,8 @@ def test_another_launch_there_is_an_obstacle_but_not_our_own_of_before() -> None
     [one] = destination_obstacles(WANT, other, world.state(), {}, None)
     assert "another launch of it runs there" in one.what
     assert destination_obstacles(WANT, other, world.state(), {}, record()) == []
+    [one] = destination_obstacles(WANT, other, world.state(), {}, record(served_before=True))
+    assert "another launch of it runs there" in one.what
     same = Facts({ServerFact: world.fact(job=world.server_job(WANT))})
     assert destination_obstacles(WANT, same, world.state(), {}, None) == []
 
@@ -357,11 +407,10 @@ def test_the_line_that_allows_the_copy() -> None:
 
 def test_host_keys_come_from_the_host_itself() -> None:
     keys = "ssh-ed25519 AAAA root@kpro6\necdsa-sha2-nistp256 BBBB x\n\nnonsense\n"
-    assert (
-        known_hosts(keys, "kpro6", 22) == "kpro6 ssh-ed25519 AAAA\nkpro6 ecdsa-sha2-nistp256 BBBB\n"
-    )
-    assert known_hosts(keys, "kpro6", 2222).startswith("[kpro6]:2222 ssh-ed25519 AAAA\n")
-    assert known_hosts("", "kpro6", 22) == ""
+    # Whatever ssh calls the host there: with a port, in capitals, by its address.
+    assert known_hosts(keys) == "* ssh-ed25519 AAAA\n* ecdsa-sha2-nistp256 BBBB\n"
+    assert known_hosts(keys + keys) == known_hosts(keys)
+    assert known_hosts("") == ""
 
 
 # ---- the cut-over

@@ -4,6 +4,7 @@ So every stream has its own cipher thread, nothing listens on a port, and no sid
 """
 
 # Paths are plain strings here, as everywhere in the agent.
+# ruff: noqa: PTH123
 
 from __future__ import annotations
 
@@ -15,28 +16,43 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from typing import IO
 
 from deployer.agents.fetch.body import Body
-from deployer.agents.fetch.common import GAVE_UP, Fatal, Unreached
+from deployer.agents.fetch.common import GAVE_UP, NOT_FOUND, Fatal, Unreached, Withheld
 from deployer.agents.fetch.hubhttp import Hub
+from deployer.agents.fetch.lend import MARK
 from deployer.agents.fetch.manifest import File, Job, Peer
 from deployer.agents.fetch.rsync import ssh_words
 
 ENDPOINT = "http://peer"
 """The name under which the pool knows it; no name that is looked up."""
-CIPHERS = (
-    "aes128-gcm@openssh.com,aes256-gcm@openssh.com,chacha20-poly1305@openssh.com"
-    ",aes128-ctr,aes256-ctr"
-)
-"""The first that the other side has: AES in hardware is the fastest where there is one."""
+GCM = "aes128-gcm@openssh.com,aes256-gcm@openssh.com"
+CHACHA = "chacha20-poly1305@openssh.com"
+CTR = "aes128-ctr,aes192-ctr,aes256-ctr"
 BUFFER = 1 << 20
 """Between ssh and us: fewer, longer reads."""
+MOST_NOISE = 64 << 10
+"""Bytes that a login shell may print before our program speaks."""
 FIRST_S = 20.0
 END_S = 5.0
 LAST_WORDS_S = 0.3
-NEVER = ("Permission denied", "Host key verification failed", "No matching", "Bad configuration")
+NEVER = (
+    *("Permission denied", "Host key verification failed", "Unable to negotiate"),
+    *("Bad configuration", "Too many authentication failures", "Bad owner or permissions"),
+)
 """What ssh says of causes that do not pass by themselves."""
+
+
+def ciphers() -> str:
+    """For ssh; the first that the other side has too is taken: the fastest on this machine."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as stream:
+            aes = any("aes" in line.split() for line in stream)
+    except OSError:
+        aes = True
+    return ",".join((GCM, CHACHA, CTR) if aes else (CHACHA, GCM, CTR))
 
 
 class Connection(http.client.HTTPConnection):
@@ -48,6 +64,7 @@ class Connection(http.client.HTTPConnection):
         self.process: subprocess.Popen[bytes] | None = None
         self.errors: IO[bytes] | None = None
         self.said = ""
+        self.greeted = False
 
     def connect(self) -> None:
         """Starts the ssh; whether it reaches the other side shows with the first bytes."""
@@ -58,7 +75,7 @@ class Connection(http.client.HTTPConnection):
         with far:
             # When we die, however, the socket ends and the ssh with it.
             self.process = subprocess.Popen(
-                [*ssh_words(self.peer, CIPHERS), "--", self.peer.address, "lend"],
+                [*ssh_words(self.peer, ciphers()), "--", self.peer.address, "lend"],
                 stdin=far.fileno(),
                 stdout=far.fileno(),
                 stderr=self.errors,
@@ -67,17 +84,50 @@ class Connection(http.client.HTTPConnection):
         near.settimeout(self.timeout)
         self.sock = near
 
+    def greet(self, limit_s: float) -> None:
+        """Reads up to the lender's mark: what a login shell prints stands before it.
+
+        Raises Fatal when the other side does not run the lender, OSError.
+        """
+        noise, ends = b"", time.monotonic() + limit_s
+        while not noise.endswith(MARK):
+            try:
+                byte = self.sock.recv(1)
+            except ConnectionError:  # it has ended without reading what we asked
+                byte = b""
+            noise += byte
+            if not byte and not self.why():
+                raise Fatal(GAVE_UP, f"it does not run what its key is for{self.shown(noise)}")
+            if not byte:
+                raise ConnectionError("ssh has ended")
+            if len(noise) >= MOST_NOISE or time.monotonic() >= ends:
+                raise Fatal(GAVE_UP, f"something else than the lender speaks{self.shown(noise)}")
+        self.greeted = True
+
+    def shown(self, noise: bytes) -> str:
+        """For a message: what came in place of the mark, else what stands in stderr."""
+        for text in (noise.decode("utf-8", "replace"), self.heard()):
+            lines = [line.strip() for line in text.splitlines() if line.strip()]
+            if lines:
+                return f": {lines[-1][:200]!r}"
+        return ""
+
+    def heard(self) -> str:
+        """What ssh and the other side's program have written to stderr so far."""
+        if self.errors is None:
+            return ""
+        self.errors.seek(0)
+        return self.errors.read().decode("utf-8", "replace")
+
     def why(self) -> str:
-        """What ssh said of its end, '' while it runs or when it said nothing."""
+        """What ssh said of its end, '' while it runs or when the other side ended it."""
         if self.process is None or self.errors is None:
             return self.said
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(1.0)
         if self.process is None or self.process.returncode != 255:
             return ""
-        self.errors.seek(0)
-        lines = self.errors.read().decode("utf-8", "replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
+        said = [line.strip() for line in self.heard().splitlines() if line.strip()]
         return said[-1][:300] if said else "ssh ended with 255"
 
     def close(self) -> None:
@@ -129,6 +179,8 @@ class Kept(Body):
 class Lender(Hub):
     """The peer of the job as an endpoint. A connection is used again: an ssh costs a handshake."""
 
+    exact = True  # ssh lets no byte change on its way: what is wrong here is wrong there
+
     def __init__(self, job: Job) -> None:
         if job.peer is None:
             raise Fatal(GAVE_UP, "no peer is configured")
@@ -141,6 +193,12 @@ class Lender(Hub):
         self.mirror, self.proxy = True, None
         self._idle: list[http.client.HTTPConnection] = []
         self._idle_lock = threading.Lock()
+
+    def fatal(self, code: int, text: str) -> Fatal:
+        """A file that is not there says nothing of the others."""
+        if code == NOT_FOUND:
+            return Withheld(GAVE_UP, text.replace("from the hub", f"from {self.endpoint}"))
+        return super().fatal(code, text)
 
     def open(self, file: File, offset: int, end: int, ranged: bool = True) -> Body:
         """As of Hub."""
@@ -180,6 +238,8 @@ class Lender(Hub):
     ) -> http.client.HTTPResponse:
         """The header of the answer; what ssh itself says comes before what HTTP makes of it."""
         try:
+            if isinstance(connection, Connection) and not connection.greeted:
+                connection.greet(self.limits.recv_timeout_s)
             return super().answer(connection, sock)
         except (OSError, http.client.HTTPException) as error:
             self.blame(connection, error)

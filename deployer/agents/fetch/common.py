@@ -55,6 +55,10 @@ class Unreached(Again):
     """Not even a connection came about: no name, no route, refused, or no answer."""
 
 
+class Withheld(Fatal):
+    """This source does not give this file, or gives it wrong; it may well give the others."""
+
+
 class Stopped(Exception):
     """Another worker met a fatal error; the bytes so far are kept."""
 

@@ -7,16 +7,20 @@ Standard library only, and little of it: it starts once a connection, on a machi
 """
 
 # Paths are plain strings here, as everywhere in the agent.
-# ruff: noqa: PTH113, PTH118, PTH123
+# ruff: noqa: PTH118, PTH123
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import stat
 import sys
+import time
 from typing import IO, Any
 
+MARK = b"deployer lends\n"
+"""The first that we say: what comes before it is a login shell's."""
 MOST_HEAD = 64 * 1024
 PIECE = 1 << 20
 
@@ -30,28 +34,39 @@ class Refused(Exception):
 
 
 class Shelf:
-    """The files of a manifest, by the path of their address. `sizes`: bytes that each must have."""
+    """The files of a manifest, by the path of their address. `sizes`: bytes that each must have.
+
+    `until`: when the right to copy ends (Unix time, by this machine's clock).
+    """
 
     def __init__(self, manifest: dict[str, Any]) -> None:
-        self.root = str(manifest["path"])
+        # Bytes: the locale that sshd gave us may not be able to spell a name.
+        self.root = str(manifest["path"]).encode("utf-8", "surrogateescape")
+        self.until = float(manifest["until"])
         self.prefix = f"/{manifest['repo']}/resolve/{manifest['commit']}/".encode()
         self.sizes = {str(row["path"]): int(row["size"]) for row in manifest["files"]}
 
     def opened(self, name: str) -> int:
         """A descriptor. Raises Refused."""
+        if time.time() >= self.until:
+            raise Refused(403, "the time for this copy is over")
         if name not in self.sizes:
             raise Refused(404, "no file of the list")
-        path = os.path.join(self.root, name)
+        path = os.path.join(self.root, name.encode("utf-8", "surrogateescape"))
         try:
-            if not os.path.isfile(path):
-                raise Refused(404, "no regular file")
-            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            # A pipe would keep us waiting for its writer.
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise Refused(404, error.strerror or "not there") from error
-        size = os.fstat(handle).st_size
-        if size != self.sizes[name]:
+        facts = os.fstat(handle)
+        why = ""
+        if not stat.S_ISREG(facts.st_mode):
+            why = "no regular file"
+        elif facts.st_size != self.sizes[name]:
+            why = f"{facts.st_size} bytes here, not {self.sizes[name]}"
+        if why:
             os.close(handle)
-            raise Refused(404, f"{size} bytes here, not {self.sizes[name]}")
+            raise Refused(404, why)
         return handle
 
 
@@ -74,12 +89,13 @@ def asked(head: bytes, shelf: Shelf) -> tuple[str, int, int, bool]:
         raise Refused(404, "another model")
     name = unquoted(found[1][len(shelf.prefix) :])
     size = shelf.sizes.get(name, 0)
-    ranged = re.search(rb"(?im)^range: *bytes=(\d+)-(\d*) *\r?$", rest)
-    if ranged is None:
+    told = re.search(rb"(?im)^range:([^\r\n]*)", rest)
+    if told is None:
         return name, 0, size, False
-    start = int(ranged[1])
-    end = min(int(ranged[2]) + 1 if ranged[2] else size, size)
-    if start >= end and name in shelf.sizes:
+    ranged = re.fullmatch(rb" *bytes=(\d{1,18})-(\d{0,18}) *", told[1])
+    start = int(ranged[1]) if ranged else 0
+    end = min(int(ranged[2]) + 1 if ranged and ranged[2] else size, size)
+    if (ranged is None or start >= end) and name in shelf.sizes:
         raise Refused(416, "no such range")
     return name, start, end, True
 
@@ -154,6 +170,7 @@ def main(folder: str) -> int:
     try:
         with open(os.path.join(folder, "manifest.json"), encoding="utf-8") as stream:
             shelf = Shelf(json.load(stream))
+        put(sys.stdout.fileno(), MARK)
         return lend(shelf, sys.stdin.buffer, sys.stdout.fileno())
     except BrokenPipeError:
         return 1

@@ -40,6 +40,7 @@ class Part:
         self.lock = threading.Lock()
         self.hashing = threading.Lock()
         self.ranges, self.refused, self.refetched, self.closing = True, 0, False, False
+        self.closed = False
         self.digest, self.hashed = Digest(file), 0
         self.journal = Journal(path)
         with disk(path):
@@ -50,6 +51,8 @@ class Part:
         except BaseException:
             os.close(self.handle)
             raise
+        self.inherited = self.valid
+        """Bytes that were there before: whose they are, nobody knows."""
         self.gauge.add(valid=self.valid)
 
     @property
@@ -61,6 +64,11 @@ class Part:
     def free(self) -> int:
         """Bytes to come that nobody fetches."""
         return sum(span.left for span in self.spans if not span.owned)
+
+    @property
+    def owned(self) -> bool:
+        """Does any connection fetch some of it?"""
+        return any(span.owned for span in self.spans)
 
     @property
     def widest(self) -> int:
@@ -201,7 +209,7 @@ class Part:
             while True:
                 with self.lock:
                     reach = self.reach
-                if self.hashed >= reach:
+                if self.hashed >= reach or self.closed:
                     return
                 goes_on()
                 self._hash_to(min(reach, self.hashed + BLOCK), buffer)
@@ -229,7 +237,7 @@ class Part:
             self.journal.forget()
             self.spans = [Span(0, 0, self.file.size)]
             self.digest, self.hashed = Digest(self.file), 0
-            self.closing, self.refetched = False, True
+            self.closing, self.refetched, self.inherited = False, True, 0
 
     def _journal(self) -> None:
         """Caller holds the lock. Says which bytes are valid, or that all are."""
@@ -246,6 +254,9 @@ class Part:
             self.journal.forget()
 
     def close(self) -> None:
-        """Closes the file; the bytes stay."""
-        self.journal.close()
-        os.close(self.handle)
+        """Closes the file; the bytes stay. A second time it does nothing."""
+        with self.hashing:
+            if not self.closed:
+                self.closed = True
+                self.journal.close()
+                os.close(self.handle)

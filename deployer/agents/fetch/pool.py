@@ -17,7 +17,16 @@ from collections import deque
 
 from deployer.agents.fetch.borrow import ENDPOINT as PEER
 from deployer.agents.fetch.borrow import Lender
-from deployer.agents.fetch.common import BLOCK, MISMATCH, Fatal, Stopped, log, warn
+from deployer.agents.fetch.common import (
+    BLOCK,
+    GAVE_UP,
+    MISMATCH,
+    Fatal,
+    Stopped,
+    Withheld,
+    log,
+    warn,
+)
 from deployer.agents.fetch.gauge import Gauge, Reporter
 from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.landing import Landing
@@ -48,9 +57,11 @@ class Download:
         self.parts: list[Part] = []
         self.judging = self.fetching = 0
         self.errors: list[Fatal] = []
+        self.withheld: dict[str, str] = {}
+        """Files that this source has not, or has wrong, and why; the others are fetched."""
 
     def run(self) -> None:
-        """Fetches everything; raises the first Fatal."""
+        """Fetches everything; raises the first Fatal, or one for all files that were withheld."""
         todo = [file for file in self.job.files if not self.landing.recorded(file)]
         self.queue.extend(in_order(todo))
         log(f"{len(todo)} of {len(self.job.files)} files to fetch or judge, in {self.job.path}")
@@ -74,6 +85,10 @@ class Download:
             self.stop.set()
         if self.errors:
             raise self.errors[0]
+        if self.withheld:
+            count, (name, why) = len(self.withheld), next(iter(self.withheld.items()))
+            told = f"{count} of {len(self.job.files)} files are not to be had from "
+            raise Fatal(GAVE_UP, f"{told}{self.hub.endpoint}, first {name}: {why}")
 
     def work(self) -> None:
         """One worker's life."""
@@ -167,16 +182,34 @@ class Download:
         with self.changed:
             self.fetching += 1
         stream = Stream(self.hub, self.gauge, self.throttle, self.stop, part, span)
+        why = ""
         try:
             stream.run()
         except Yielded:
             pass
+        except Withheld as error:
+            why = str(error)
         finally:
             complete = part.release(stream.span)
             with self.changed:
                 self.fetching -= 1
                 self.changed.notify_all()
-        self.settle(part, complete)
+        if why:
+            self.leave(part, why)
+        if part.file.path not in self.withheld:
+            self.settle(part, complete)
+        elif not part.owned:
+            part.close()
+
+    def leave(self, part: Part, why: str) -> None:
+        """No more of this file from here; what came of it stays."""
+        with self.changed:
+            if part not in self.parts:
+                return
+            self.parts.remove(part)
+            self.withheld[part.file.path] = why
+            self.changed.notify_all()
+        warn(f"{why}; left to another source")
 
     def settle(self, part: Part, complete: bool) -> None:
         """Brings the hash up; a complete file gets its name, or is fetched once more."""
@@ -189,9 +222,16 @@ class Download:
         name = part.file.path
         if not wrong:
             self.landing.land(part.file, part)
-        elif not part.refetched:
+        elif not part.refetched and (part.inherited or not self.hub.exact):
             warn(f"{name}: {wrong}; fetching it again")
             part.restart()
+        elif self.hub.exact:
+            self.gauge.add(valid=-part.valid)
+            part.journal.forget()
+            self.landing.put_aside(part.file, part.path, wrong)
+            self.leave(part, f"{name}: the bytes of {self.hub.endpoint} are wrong")
+            part.close()
+            return
         else:
             self.landing.put_aside(part.file, part.path, "wrong twice")
             raise Fatal(MISMATCH, f"{name}: {wrong}, twice; kept as {name}.bad")

@@ -18,6 +18,7 @@ _OPTIONS = (
     *("ServerAliveInterval=10", "ServerAliveCountMax=3"),
     *("ControlMaster=no", "ControlPath=none", "ClearAllForwardings=yes"),
     *("ForwardAgent=no", "ForwardX11=no", "PermitLocalCommand=no"),
+    "LogLevel=INFO",  # below it ssh does not say why it ends
 )
 
 # $1: marker of the lines that are ours; $2: the folder; then the files, below it.
