@@ -17,19 +17,21 @@ from deployer.cli.deadline import deadline
 from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.output import print_json
-from deployer.cli.report import error_dict
+from deployer.cli.report import error_dict, print_error
 from deployer.deployment import Deployment
-from deployer.errors import DeployError, StateUnreadable
+from deployer.errors import Defect, DeployError, DocumentError, StateUnreadable
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.inventory import Host
 from deployer.model import Facts, Probe, Where
 from deployer.names import listed
 from deployer.remote.lock_record import Controller, this_controller
+from deployer.remote.machine import Machine
 from deployer.session import REFUSALS, HostSession
 from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile
 from deployer.steps.base import Step
 from deployer.steps.order import all_steps
+from deployer.twins import Twins
 from deployer.up_options import UpOptions
 from deployer.up_result import address
 
@@ -79,16 +81,30 @@ def look_at(options: Options, deployments: Sequence[Deployment]) -> list[Look]:
     with deadline(options.timeout):
         looks = run_hosts(
             groups,
-            lambda host, group: _look(options, host, group, cancel),
+            lambda host, group: _look(options, host, group, cancel, many=len(groups) > 1),
             lost,
             cancel=cancel,
             slots=Slots(options.parallel),
             waits_for=lambda hosts: click.echo(f"waiting for {listed(hosts)}", err=True),
         )
+    _tell_twins(list(looks.values()))
     return list(looks.values())
 
 
-def _look(options: Options, host_name: str, group: Sequence[Deployment], cancel: Cancel) -> Look:
+def _tell_twins(looks: Sequence[Look]) -> None:
+    """A line on stderr for each name of a machine that has another one."""
+    twins = Twins()
+    for look in looks:
+        machine = next((facts.get(Machine) for _, facts in look.seen), None)
+        try:
+            twins.meet(look.host_name, look.host, machine, lambda text: click.echo(text, err=True))
+        except DocumentError as error:
+            print_error(error)
+
+
+def _look(
+    options: Options, host_name: str, group: Sequence[Deployment], cancel: Cancel, *, many: bool
+) -> Look:
     look = Look(host_name, group[0].host)
     try:
         look.state = StateFile(UpOptions(options.inventory).deploy_dir / "state", host_name).load()
@@ -99,6 +115,7 @@ def _look(options: Options, host_name: str, group: Sequence[Deployment], cancel:
     except DeployError as error:
         look.error = error
         return look
+    session.recognise = many
     try:
         with cancel.waking(session.wake):
             for want in group:
@@ -106,6 +123,10 @@ def _look(options: Options, host_name: str, group: Sequence[Deployment], cancel:
                 look.seen.append((want, _facts(session, want, look)))
     except DeployError as error:
         look.error = cancel.error(host_name) if cancel.asked else error
+    except BrokenPipeError:
+        raise
+    except Exception as error:  # noqa: BLE001 - told with its host; the others are shown
+        look.error = Defect.of(error, host_name)
     finally:
         session.close(lambda text: click.echo(text, err=True))
     return look

@@ -20,6 +20,7 @@ from deployer.errors import AuthenticationRefused, Unreachable
 from deployer.locallock import start_of
 from deployer.model import Facts, Where
 from deployer.observe import ClockFact, GpuLinks, LockSeen
+from deployer.remote.machine import Machine
 from deployer.steps.base import Step
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver, HostSmi
@@ -111,6 +112,23 @@ def test_an_unreachable_host_does_not_hide_the_others(deploy: Callable[..., Resu
     done = deploy("status", "--all", kpro5=dark, kpro6=SERVING)
     assert done.return_value == 3
     assert done.stdout.startswith("kpro5  UNREACHABLE: no route to host\n  -> is it on?\nkpro6  ")
+    assert "kpro6/qwen" in done.stdout
+
+
+def test_an_unforeseen_error_of_one_host_does_not_hide_the_others(
+    deploy: Callable[..., Result],
+) -> None:
+    done = deploy("status", "--all", kpro5=ZeroDivisionError("x"), kpro6=SERVING)
+    assert done.return_value == 1
+    assert done.stdout.startswith("kpro5  NOT SEEN: unexpected ZeroDivisionError: x\n  -> ")
+    assert "kpro6/qwen" in done.stdout
+
+
+def test_two_names_of_one_machine_are_told(deploy: Callable[..., Result]) -> None:
+    seen = Facts({**SERVING.values, Machine: Machine("b", "1:2")})
+    done = deploy("status", "--all", kpro5=seen, kpro6=seen)
+    assert done.return_value == 0
+    assert "deploy: kpro6: kpro5 and kpro6 are one machine, and both claim " in done.stderr
     assert "kpro6/qwen" in done.stdout
 
 
