@@ -9,15 +9,10 @@ kernel's, and the worker dies with this process.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
-import select
 import shutil
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from types import FrameType
 
 from deployer.agents.fetch import methods, orphans
 from deployer.agents.fetch.child import Child, become_reaper
@@ -41,6 +36,7 @@ from deployer.agents.fetch.common import (
 from deployer.agents.fetch.figures import Figures, whole
 from deployer.agents.fetch.manifest import Job
 from deployer.agents.fetch.methods import Method
+from deployer.agents.fetch.signals import Interrupted, Signals
 from deployer.agents.fetch.stock import HF, INCOMING, Stock, untwin
 from deployer.agents.fetch.watchdog import Sample, Verdict, Watchdog
 
@@ -49,27 +45,20 @@ NO_CURE = frozenset({BAD_MANIFEST, MISMATCH, DENIED, NOT_FOUND, DISK_FULL, MALFO
 """Codes of a worker that end the job: no other method can help."""
 MOST_DEATHS = 5
 """So often in a row a worker that brings no byte may be killed by others."""
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-class Interrupted(Exception):
-    """A signal asked us to end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(f"signal {number}")
-        self.number = number
 
 
 def supervise(job: Job, token: str) -> int:
     """The whole job. 0: complete and verified; 128 + n: ended by signal n. Raises Fatal."""
     with only_one(job.path) as handle:
         supervisor = Supervisor(job, token, handle)
-        with supervisor.signals():
+        with supervisor.signals.caught():
             try:
                 return supervisor.run()
             except Interrupted as stop:
                 log(f"stopped by signal {stop.number} at {supervisor.figures.place()}; all kept")
                 return 128 + stop.number
+            finally:
+                os.close(supervisor.lock)
 
 
 class Supervisor:
@@ -88,10 +77,7 @@ class Supervisor:
         self.barred: dict[str, str] = {}
         self.unusable: set[str] = set()
         self.untrusted = False
-        self.asked_to_stop = 0
-        self.wake, self._waker = os.pipe()
-        for end in (self.wake, self._waker):
-            os.set_blocking(end, False)
+        self.signals = Signals()
 
     # ---- the story
 
@@ -103,13 +89,13 @@ class Supervisor:
             self.collect()
         position = 0
         while self.look():
-            self.heed_signals()
+            self.signals.heed()
             method = self.next_method(position)
             position = self.ladder.index(method) + 1
             log(f"{method.name}: {len(self.stock.left)} files to go, {self.figures.place()}")
             had = self.figures.bytes
             verdict, child = self.work(method)
-            self.heed_signals()
+            self.signals.heed()
             self.collect()
             if not self.look():
                 break
@@ -217,7 +203,7 @@ class Supervisor:
         due, writing = 0.0, written()
         while not child.ended():
             child.read()
-            self.heed_signals()
+            self.signals.heed()
             now = time.monotonic()
             if now >= due:
                 due = now + EVERY_S
@@ -230,10 +216,8 @@ class Supervisor:
                 verdict = dog.see(self.sample(now, flushing))
                 if verdict is not None:
                     return verdict
-            pipes = [self.wake] + ([child.pipe] if child.pipe is not None else [])
-            select.select(pipes, [], [], max(0.0, due - time.monotonic()))
-            with contextlib.suppress(BlockingIOError):
-                os.read(self.wake, 64)
+            pipes = [child.pipe] if child.pipe is not None else []
+            self.signals.wait(pipes, due - time.monotonic())
         return None
 
     def sample(self, now: float, flushing: bool) -> Sample:
@@ -293,37 +277,11 @@ class Supervisor:
             warn(f"checking what is there: {text}")
         raise Fatal(GAVE_UP, f"checking what is there: {text}, {MOST_DEATHS} times in a row")
 
-    # ---- signals and the progress file
+    # ---- the progress file
 
     def show(self) -> None:
         """Writes the progress file."""
         replace_file(self.progress, self.figures.line(time.monotonic()) + "\n", sync=False)
-
-    @contextlib.contextmanager
-    def signals(self) -> Iterator[None]:
-        """SIGTERM, SIGINT and SIGHUP end the work at the next look, SIGCHLD only wakes it."""
-        before: Mapping[int, object] = {
-            number: signal.signal(number, self.note) for number in (*_SIGNALS, signal.SIGCHLD)
-        }
-        waker = signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(waker)
-            for number, handler in before.items():
-                signal.signal(number, handler or signal.SIG_DFL)  # type: ignore[arg-type]
-            for handle in (self.wake, self._waker, self.lock):
-                os.close(handle)
-
-    def heed_signals(self) -> None:
-        """Raises Interrupted."""
-        if self.asked_to_stop:
-            raise Interrupted(self.asked_to_stop)
-
-    def note(self, number: int, frame: FrameType | None) -> None:
-        """The handler: only remembers."""
-        if number in _SIGNALS:
-            self.asked_to_stop = number
 
 
 def how_ended(code: int) -> str:
