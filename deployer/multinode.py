@@ -141,6 +141,7 @@ class _Run:
         try:
             work.refuse_what_stands()
             work.prepare()
+            work.meet()
             work.stop()
             work.serve()
         except (Failed, DeployError) as error:

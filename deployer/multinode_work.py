@@ -12,6 +12,7 @@ from deployer.errors import DeployError, StepBlocked
 from deployer.model import Facts, Plan, PlanState
 from deployer.multinode_follower import Follower, job_of
 from deployer.multinode_launch import NodesLaunch
+from deployer.multinode_meet import meet
 from deployer.multinode_node import NodeRun
 from deployer.multinode_threads import raise_first, together
 from deployer.multinode_told import Failed
@@ -115,6 +116,12 @@ class Nodes:
                 node.own.manifest is None or node.own.manifest.commit != pin.commit
             ):
                 node.own.manifest = pin.model_copy(deep=True)
+
+    def meet(self) -> None:
+        """Before anything ends: can the nodes of a launch that will be started meet?"""
+        shared = self.launch.shared(self.leader.want, self.leader.facts, self.leader.own)
+        if self.acts(self.launch) and (self.restarts or not shared):
+            meet(self.nodes)
 
     def stop(self) -> None:
         """Rank 0 first: its parser is asked whether it takes the new arguments, and nothing has
