@@ -194,6 +194,14 @@ def container_document(want: Deployment, facts: Facts) -> dict[str, Any] | None:
     }
 
 
+def node_document(want: Deployment) -> dict[str, Any] | None:
+    """Its place in a server of several nodes; None of a server of its own."""
+    if want.node is None:
+        return None
+    hosts = want.node.hosts
+    return {"rank": want.node.rank, "of": len(hosts), "answers": f"{hosts[0]}/{want.name}"}
+
+
 def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) -> dict[str, Any]:
     """One deployment as seen now. Times in seconds; `state` is one of
 
@@ -209,6 +217,7 @@ def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) 
         "id": want.id,
         "model": want.playbook.model.served_name,
         "port": want.port,
+        "node": node_document(want),
         "container": container_document(want, facts),
         "state": _state(server, state),
         "problem": _problem(want, facts, server),

@@ -192,7 +192,8 @@ def host_document(look: Look, me: Controller, wanted: Mapping[str, str]) -> dict
             document["lock"] = observe.lock_document(facts, me)
         state = look.state_of(want)
         seen = observe.deployment_document(want, facts, state)
-        seen["endpoint"] = address(want)
+        # A node that follows answers no requests.
+        seen["endpoint"] = "" if want.follows else address(want)
         seen["engine"]["wanted"] = wanted.get(want.id, seen["engine"]["wanted"])
         document["deployments"].append(seen)
     return document
@@ -246,7 +247,7 @@ def _deployment_lines(one: Mapping[str, Any]) -> Iterator[str]:
         text += f": {box['problem']}" if box["problem"] else ""
         text += f"; the guest is silent: {box['silent']}" if box["silent"] else ""
         yield f"    {'container':<10} {text}"
-    yield f"    {'model':<10} {one['model']} at {one['endpoint']}"
+    yield f"    {'model':<10} {_model(one)}"
     yield f"    {'launch':<10} {_launch(one)}"
     if one["back"]:
         yield f"    {'':<10} {one['back']['words']}"
@@ -269,6 +270,15 @@ def _deployment_lines(one: Mapping[str, Any]) -> Iterator[str]:
     wanted = f" (wanted {engine['wanted']})" if engine["version"] != engine["wanted"] else ""
     yield f"    {'engine':<10} {engine['name']} {version}{wanted}"
     yield f"    {'weights':<10} {_weights(weights)}"
+
+
+def _model(one: Mapping[str, Any]) -> str:
+    node = one["node"]
+    if node is None:
+        return f"{one['model']} at {one['endpoint']}"
+    place = f"rank {node['rank']} of {node['of']} nodes"
+    where = f" at {one['endpoint']}" if one["endpoint"] else f", which {node['answers']} answers"
+    return f"{one['model']}{where} ({place})"
 
 
 def _launch(one: Mapping[str, Any]) -> str:
