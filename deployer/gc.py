@@ -22,7 +22,7 @@ from deployer.steps.shards_figures import size_text
 INTERRUPTED = "left by a gc that was interrupted"
 KINDS: tuple[Kind, ...] = ("venv", "weights", "launch", "job", "cache")
 NOT_OURS = "not known to be ours"
-MOUNTED = "a file system is mounted in it"
+MOUNTED = "something is mounted in it, or it elsewhere"
 CACHE = "uv's cache: with it, the next build fetches less"
 
 

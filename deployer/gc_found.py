@@ -15,7 +15,8 @@ class Found:
     `ours`: it holds our record or mark. `foreign`: files in a model's folder that are not in our
     hash record. `job` and `alive`: of a folder of jobs; `current`: the newest one of its name.
     `shared`: bytes of `size` that have another name elsewhere (hard links) and would stay. `real`:
-    its path without symlinks. `mounted`: a file system is mounted at or in it. `user`: number of
+    its path without symlinks. `mounted`: a file system is mounted at or in it, or a part of
+    it at another place. `user`: number of
     another user who has files in it.
     """
 

@@ -39,15 +39,17 @@ put() {
     "$(shared "$2")" "$(readlink -f "$2")" "$mount" "$(other_user "$2")"
 }
 foreign() {
-  # How many files of the model's folder $1 are not in its hash record.
+  # How many files of the model's folder $1 are not in its hash record, which has each on a line of
+  # its own. What does not begin with the folder is the rest of a name with a newline.
   find "$1" -name .deployer -prune -o ! -type d -print | while IFS= read -r fo_name; do
+    case $fo_name in "$1"/*) ;; *) printf 'x\n'; continue ;; esac
     fo_own=${fo_name#"$1"/}
     for fo_end in .part.map .part .bad; do fo_own=${fo_own%"$fo_end"}; done
-    grep -qF "\"$fo_own\":" "$1/.deployer/verified.json" 2>/dev/null || printf 'x\n'
+    grep -qxF "  \"$fo_own\": {" "$1/.deployer/verified.json" 2>/dev/null || printf 'x\n'
   done | wc -l | tr -d ' '
 }
 trash() {
-  [ -f "$1/$TRASH/$MARK" ] || return 0
+  [ -f "$1/$TRASH/$MARK" ] && [ ! -L "$1/$TRASH" ] || return 0
   for tr_path in "$1/$TRASH"/* "$1/$TRASH"/.[!.]*; do
     if [ "${tr_path##*/}" != "$MARK" ] && { [ -e "$tr_path" ] || [ -L "$tr_path" ]; }; then
       put trash "$tr_path" 0 '' no no

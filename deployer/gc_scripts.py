@@ -81,12 +81,32 @@ used() {
 """
 
 MOUNTED = r"""mounted() {
-  # Is a file system mounted at the folder $1, or in it? proc(5): the fifth field of mountinfo, with
-  # blanks and backslashes as octal numbers.
+  # Is a file system mounted at the folder $1, or in it, or it or a part of it at another place?
+  # proc(5): mountinfo's fields 3 to 5 are the device, which part of it, and where; blanks and
+  # backslashes are octal numbers.
   MO_PATH=$(readlink -f "$1") awk '
-    { gsub(/\\040/, " ", $5); gsub(/\\011/, "\t", $5); gsub(/\\134/, "\\", $5) }
-    $5 == ENVIRON["MO_PATH"] || index($5, ENVIRON["MO_PATH"] "/") == 1 { found = 1 }
-    END { exit !found }' /proc/self/mountinfo
+    function plain(t) {
+      gsub(/\\040/, " ", t); gsub(/\\011/, "\t", t); gsub(/\\134/, "\\", t)
+      return t
+    }
+    function within(t, folder) {
+      return t == folder || index(t, (folder == "/" ? "" : folder) "/") == 1
+    }
+    BEGIN { path = ENVIRON["MO_PATH"]; best = 0 }
+    {
+      device[NR] = $3; root[NR] = plain($4); at[NR] = plain($5)
+      if (within(at[NR], path)) found = 1
+      # A later one covers an earlier one.
+      if (within(path, at[NR]) && (!best || length(at[NR]) >= length(at[best]))) best = NR
+    }
+    END {
+      if (found || !best) exit !found
+      rest = at[best] == "/" ? path : substr(path, length(at[best]) + 1)
+      own = (root[best] == "/" ? "" : root[best]) rest
+      for (i = 1; i <= NR; i++)
+        if (i != best && device[i] == device[best] && within(root[i], own)) exit 0
+      exit 1
+    }' /proc/self/mountinfo
 }
 """
 
@@ -120,7 +140,7 @@ ours() {
     launch|job) [ -f "$2/wrapper" ] && [ -f "$2/script" ] ;;
     # Its place is ours, and uv marks a cache.
     cache) [ -f "$2/CACHEDIR.TAG" ] ;;
-    trash) [ -f "${2%/*}/of-deployer" ] ;;
+    trash) [ -f "${2%/*}/of-deployer" ] && [ ! -L "${2%/*}" ] ;;
     *) false ;;
   esac
 }
@@ -141,7 +161,7 @@ if [ ! -d "$path" ] || [ -L "$path" ]; then
   fi
 fi
 ours "$kind" "$path" || { printf 'held not known to be ours\n'; exit 0; }
-! mounted "$path" || { printf 'held a file system is mounted in it\n'; exit 0; }
+! mounted "$path" || { printf 'held something is mounted in it, or it elsewhere\n'; exit 0; }
 user=$(other_user "$path")
 [ -z "$user" ] || { printf 'held files of user %s are in it\n' "$user"; exit 0; }
 if [ "$kind" = trash ]; then
@@ -163,6 +183,8 @@ case $kind in launch|job)
 esac
 [ -z "$(used "$path")" ] || { printf 'held a process uses it\n'; exit 0; }
 trash=${path%/*}/.deployer-trash
+# Somebody else may have made it, to have us remove what lies where it leads.
+[ ! -L "$trash" ] || { printf 'held %s is a symlink\n' "$trash"; exit 0; }
 if ! said=$({ mkdir -p "$trash" && : >"$trash/of-deployer"; } 2>&1); then
   rmdir "$trash" 2>/dev/null
   case $said in

@@ -142,7 +142,9 @@ def test_gc_frees_the_weights_that_no_launch_needs(box: Box) -> None:
     for name in ("old", "now"):
         path = box.folder / "models" / name
         (path / ".deployer").mkdir(parents=True)
-        (path / ".deployer" / "verified.json").write_text('{"files": {"a": {}}}')
+        (path / ".deployer" / "verified.json").write_text(
+            json.dumps({"files": {"a": {"size": 1}}}, indent=1)
+        )
         (path / "a").write_text("x")
     argv = ["py", "--model-path", str(box.folder / "models" / "old")]
     own = DeploymentState(launches=[Launch(id="1", variant="mtp", started=1.0, argv=argv)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -51,7 +52,9 @@ class World:
     def model(self, name: str, *foreign: str) -> Path:
         path = self.folder / "models" / name
         (path / ".deployer").mkdir(parents=True)
-        (path / ".deployer" / "verified.json").write_text('{"files": {"a.bin": {"size": 1}}}')
+        (path / ".deployer" / "verified.json").write_text(
+            json.dumps({"version": 1, "files": {"a.bin": {"size": 1}}}, indent=1)
+        )
         for file in ("a.bin", "a.bin.part", "a.bin.bad", *foreign):
             (path / file).write_text("x")
         return path
@@ -411,10 +414,63 @@ def test_what_something_is_mounted_in_stays(world: World) -> None:
         pytest.skip(f"no mount here: {done.stderr.decode()}")
     try:
         assert world.found("one").mounted
-        assert world.remove("venv", path) == "held a file system is mounted in it"
+        assert world.remove("venv", path) == "held something is mounted in it, or it elsewhere"
     finally:
         subprocess.run(["umount", str(inner)], check=True)
     assert not world.found("one").mounted and world.remove("venv", path) == "removed"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+@pytest.mark.parametrize("part", ["", "lib"])
+def test_what_is_mounted_at_another_place_stays(world: World, part: str) -> None:
+    """A bind mount: who uses it there shows other paths."""
+    path, beside = world.build("one"), world.build("one more")
+    there = world.folder / "else where"
+    there.mkdir()
+    done = subprocess.run(["mount", "--bind", str(path / part), str(there)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip(f"no mount here: {done.stderr.decode()}")
+    try:
+        assert world.found("one").mounted and not world.found("one more").mounted
+        assert world.remove("venv", path).startswith("held something is mounted in it, or it else")
+        assert world.remove("venv", beside) == "removed"
+    finally:
+        subprocess.run(["umount", str(there)], check=True)
+    assert world.remove("venv", path) == "removed"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
+def test_a_folder_that_is_shared_as_a_whole_is_no_reason(world: World) -> None:
+    """As a container has it: one bind mount of a folder of the host, with all models in it."""
+    there = world.folder / "venvs here.builds"
+    there.mkdir()
+    world.build("one")
+    done = subprocess.run(["mount", "--bind", str(world.builds), str(there)], capture_output=True)
+    if done.returncode != 0:
+        pytest.skip(f"no mount here: {done.stderr.decode()}")
+    try:
+        assert world.remove("venv", there / "one") == "removed"
+    finally:
+        subprocess.run(["umount", str(there)], check=True)
+
+
+def test_a_trash_that_leads_elsewhere_is_not_followed(world: World) -> None:
+    """Somebody who may write beside the models would have root remove what is not theirs."""
+    path, victim = world.build("one"), world.folder / "victim"
+    victim.mkdir()
+    (victim / MARK).touch()
+    (victim / "data").mkdir()
+    (world.builds / TRASH).symlink_to(victim)
+    assert [one.id for one in world.look().found] == ["one"]
+    assert world.remove("venv", path) == f"held {world.builds / TRASH} is a symlink"
+    assert world.remove("trash", world.builds / TRASH / "data").startswith("held not known")
+    assert (victim / "data").is_dir() and path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["size", "files", "a.bin\na.bin", "-rf", "a\\b", 'a"b', " a.bin"])
+def test_a_file_that_only_looks_recorded_keeps_the_model(world: World, name: str) -> None:
+    world.model("m", name)
+    assert world.found("m").foreign >= 1
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may mount")
