@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from deployer.deployment import Deployment
 from deployer.engine import Outcome
-from deployer.errors import DeployError
-from deployer.events import Bus, RunFinished, RunStarted
+from deployer.errors import DeployError, NotStarted
+from deployer.events import Bus, Progress, RunFinished, RunStarted
 from deployer.locallock import LocalLock
 from deployer.model import PlanState
 from deployer.multinode_back import NodesBack
@@ -53,7 +53,22 @@ def up_nodes(
             raise
         except Exception as error:  # noqa: BLE001 - told with its nodes
             tell(wants, results, error, options, bus)
+    _over(results, options)
     return results
+
+
+def _over(results: Sequence[DeploymentResult], options: UpOptions) -> None:
+    """Tells the other hosts of the run how it ended."""
+    if options.rollout is None:
+        return
+    own = [one.error for one in results if one.error and not isinstance(one.error, NotStarted)]
+    error = own[0] if own else results[0].error
+    options.rollout.ended(
+        results[0].id,
+        error,
+        acted=any(one.acted for one in results),
+        passed=error is None and not results[0].declined,
+    )
 
 
 def _up(
@@ -130,6 +145,8 @@ class _Run:
         if any(work.acting(node).pending for node in work.nodes):
             if options.confirm is not None and not self._agreed(options.confirm):
                 return
+            if options.rollout is not None:
+                options.rollout.admit(leader.want, self._waits)
             for node in sorted(work.nodes, key=lambda one: one.host):
                 node.session.want_lock(self.run_id)
                 work.of(node, lambda node: node.look("under the host lock"))
@@ -171,6 +188,10 @@ class _Run:
                 node.own.rollback = None
             if keep_seen(node.want, node.own, node.facts, node.keep) or over:
                 node.save()
+
+    def _waits(self, text: str) -> None:
+        want = self.work.leader.want
+        self.bus.emit(Progress(want.host_name, want.id, "canary", text))
 
     def _one_pin(self) -> None:
         """All nodes load the same commit: that of rank 0."""

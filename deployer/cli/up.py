@@ -136,7 +136,7 @@ def run_up(
         # No gates, nothing for a canary to prove.
         canary = False
     rollout = Rollout(
-        alone,
+        [*alone, *(server[0] for server in servers)],
         canary=canary,
         max_failures=max_failures,
         serves=serves,

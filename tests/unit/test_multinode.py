@@ -34,6 +34,7 @@ from serverworld import (
 from deployer import multinode_launch, multinode_node
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
+from deployer.cli.status import _model
 from deployer.cli.up import _by_server, _units
 from deployer.crosscheck_nodes import ranks_of_a_node, refuse_nodes
 from deployer.deployment import Deployment, Node
@@ -60,8 +61,10 @@ from deployer.multinode_meet import KNOCK, LISTEN, heard, verdict
 from deployer.multinode_node import NodeStop
 from deployer.multinode_threads import raise_first, together
 from deployer.multinode_verify import NodesVerify
+from deployer.observe import deployment_document
 from deployer.remote.jobs import JobStatus, StopProof
 from deployer.remote.transport import Answer
+from deployer.rollout import Rollout
 from deployer.sglang.argv import server_argv
 from deployer.sglang.derive import Seen
 from deployer.sglang.failure import Failure
@@ -822,3 +825,33 @@ def test_a_knock_is_heard_and_what_is_in_its_place_is_told() -> None:
     server = subprocess.Popen([*listen, port, "5", "1", "w"], stdout=subprocess.PIPE, text=True)
     assert run(*knock, "127.0.0.1", port, "5", "w") == "met\n"
     assert server.communicate(timeout=5)[0] == "listened\n"
+
+
+def test_a_server_of_nodes_counts_among_the_failures(up: Up) -> None:
+    """--max-failures: its failure holds others up, and theirs holds it up, before any change."""
+    wants = [dataclasses.replace(RANKS[1 - rank], node=RANKS[rank].node) for rank in (0, 1)]
+    other = dataclasses.replace(PLAIN, host_name="kpro7")
+    Prepares.fails = "kpro5"
+    rollout = Rollout([other, wants[0]], max_failures=1)
+    up(rollout=rollout)
+    assert rollout.refusal("kpro7") is not None
+    rollout = Rollout([other, wants[0]], max_failures=1)
+    rollout.ended(other.id, StepFailed("no"), acted=True)
+    Session.told.clear()
+    results = up(rollout=rollout)
+    assert [type(one.error) for one in results] == [NotStarted, NotStarted]
+    assert "kpro7 failed, and --max-failures is 1" in str(results[0].error)
+    assert not any("locked" in one or "driver" in one for one in Session.told)
+
+
+def test_status_says_who_answers() -> None:
+    documents = [deployment_document(want, facts(fact()), state()) for want in RANKS]
+    assert [one["node"] for one in documents] == [
+        {"rank": rank, "of": 2, "answers": "kpro5/qwen"} for rank in (0, 1)
+    ]
+    assert _model({**documents[0], "endpoint": "http://a/v1"}) == (
+        "tiny at http://a/v1 (rank 0 of 2 nodes)"
+    )
+    assert _model({**documents[1], "endpoint": ""}) == (
+        "tiny, which kpro5/qwen answers (rank 1 of 2 nodes)"
+    )
