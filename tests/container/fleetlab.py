@@ -142,13 +142,26 @@ class Fleet:
         self._ports[name] = port
         self._entries[name] = dict(ssh)
 
-    def write(self, changed_keys: Mapping[str, Path] | None = None) -> None:
-        """Writes inventory and known_hosts; `changed_keys`: what is recorded for some names."""
+    def forget(self, name: str) -> None:
+        """The inventory has it no more."""
+        del self._ports[name]
+        self._entries.pop(name, None)
+
+    def write(
+        self,
+        changed_keys: Mapping[str, Path] | None = None,
+        gpus: Mapping[str, str] | None = None,
+    ) -> None:
+        """Writes inventory and known_hosts; `changed_keys`: what is recorded for some names.
+
+        `gpus`: the GPU that some names have.
+        """
         known, hosts = [], {}
         for name, port in self._ports.items():
             key = (changed_keys or {}).get(name, self.host_key)
             kind, blob, *_ = key.with_name(f"{key.name}.pub").read_text().split()
-            known.append(f"[127.0.0.1]:{port} {kind} {blob}")
+            address = self._entries.get(name, {}).get("address", "127.0.0.1")
+            known.append(f"[{address}]:{port} {kind} {blob}")
             hosts[name] = {
                 "kind": "plain",
                 "ssh": {
@@ -160,7 +173,7 @@ class Fleet:
                     "connect_timeout_s": 15,
                     **self._entries.get(name, {}),
                 },
-                "gpus": [{"address": "0000:21:00.0"}],
+                "gpus": [{"address": (gpus or {}).get(name, "0000:21:00.0")}],
                 "deployments": {"m": {"playbook": "tiny-hybrid"}},
             }
         (self.folder / "known_hosts").write_text("\n".join(known) + "\n")

@@ -147,19 +147,35 @@ def test_a_host_that_goes_away_in_the_middle_is_told_and_done_by_the_next_run(od
 
 
 def test_two_names_of_one_machine_do_not_meet(odd: Fleet) -> None:
-    """Without a canary both begin at once: one is told who is at work."""
-    odd.place("twin", odd.targets["plain"].port)
-    odd.write()
-    done = up(odd, "three", "--yes", "plain", "twin")
-    assert done.exit == 0, done.err
-    assert "waits for the canary plain/m" in done.err
-    assert (odd.targets["plain"].own / "mark").read_text() == "three"
-    done = up(odd, "four", "--yes", "--no-canary", "plain", "twin")
-    assert done.exit in (0, 4), done.err
-    assert (odd.targets["plain"].own / "mark").read_text() == "four"
-    if done.exit == 4:
-        assert re.search(r"^deploy: (plain|twin): another run is at work", done.err, re.M)
-    assert odd.targets["plain"].lock_is_free
+    port, mark = odd.targets["plain"].port, odd.targets["plain"].own / "mark"
+    try:
+        odd.place("twin", port)
+        odd.write()
+        done = up(odd, "three", "--yes", "one-session")
+        assert done.exit == 2, done.err
+        assert "hosts.twin is reached at the address of hosts.plain, and both claim GPU" in done.err
+        odd.place("twin", port, address="localhost")
+        odd.write()
+        done = up(odd, "three", "--yes", "plain", "twin")
+        assert done.exit == 2, done.err
+        assert re.search("(plain|twin) and (plain|twin) are one machine, and both claim", done.err)
+        assert "1 of 2 deployments done, 1 failed" in done.err
+        assert mark.read_text() == "three"
+        # With nothing in common one may follow the other, and is told to if they meet.
+        odd.write(gpus={"twin": "0000:41:00.0"})
+        done = up(odd, "four", "--yes", "plain", "twin")
+        assert done.exit == 0, done.err
+        assert re.search("warning: (plain|twin) is the same machine as (plain|twin); ", done.err)
+        assert "waits for the canary plain/m" in done.err
+        argv = ("--hold", "--yes", "--no-canary", "--timeout", "5", "plain", "twin")
+        done = up(odd, "five", *argv)
+        assert done.exit == 1, done.err
+        same = "it is the same machine as (plain|twin), which this run is at work on"
+        assert re.search(f"^deploy: (plain|twin): {same}\\n  -> ", done.err, re.M), done.err
+        assert mark.read_text() == "four" and odd.targets["plain"].lock_is_free
+    finally:
+        odd.forget("twin")
+        odd.write()
 
 
 def test_a_canary_that_hangs_ends_with_the_commands_time(odd: Fleet) -> None:
