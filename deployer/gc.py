@@ -1,8 +1,9 @@
 """`deploy gc`: what old launches, builds and weights take up, and which of it may go. Pure.
 
 Nothing goes that is in use, that `up` or `rollback` would miss first, or that is not provably ours.
-Beyond that so many of a kind are kept as the playbook's `keep` says; with less free space than
-`keep.floor_bytes`, those that are kept only by this count may go too.
+Beyond that so many of a kind are kept as the playbook's `keep` says. Where less than
+`keep.floor_bytes` would be free even then, what is kept only by this count goes too, one by one
+until it is: uv's cache first, then the oldest build, then the oldest weights.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from deployer.steps.server_wanted import server_job_name
 from deployer.steps.shards_download import job_name
 from deployer.steps.shards_figures import size_text
 
+LOSS: tuple[Kind, ...] = ("cache", "venv", "weights")
+"""What goes for want of room, the least loss first."""
 INTERRUPTED = "left by a gc that was interrupted"
 KINDS: tuple[Kind, ...] = ("venv", "weights", "launch", "job", "cache")
 NOT_OURS = "not known to be ours"
@@ -99,14 +102,37 @@ def decide(known: Known, fact: GcFact) -> list[Row]:
             why = MOUNTED if one.mounted else f"files of user {one.user} are in it" * bool(one.user)
             rows.append(Row(one, not why, why or INTERRUPTED))
     kinds = sorted({(KINDS.index(one.kind), one.job) for one in fact.found if one.kind != "trash"})
+    spare: list[Found] = []
     for number, job in kinds:
         group = [one for one in fact.found if (one.kind, one.job) == (KINDS[number], job)]
-        rows += _group(known, fact, KINDS[number], group)
-    return rows
+        rows += _group(known, fact, KINDS[number], group, spare)
+    return _for_room(known, fact, rows, spare)
 
 
-def _group(known: Known, fact: GcFact, kind: Kind, found: Sequence[Found]) -> list[Row]:
-    """Of one kind, and of one name of jobs."""
+def _for_room(known: Known, fact: GcFact, rows: Sequence[Row], spare: Sequence[Found]) -> list[Row]:
+    """The rows, of which as many of `spare` go as their file system needs to reach the floor."""
+    floor, gained, goes = known.want.playbook.keep.floor_bytes, dict[str, int](), dict[str, str]()
+    for row in rows:
+        if row.goes and (disk := fact.disk(row.found.path)):
+            gained[disk] = gained.get(disk, 0) + row.found.freed
+    for one in sorted(spare, key=lambda one: LOSS.index(one.kind)):
+        disk, free = fact.disk(one.path), fact.room(one.path)
+        if free is None or free + gained.get(disk, 0) >= floor:
+            continue
+        goes[one.path] = (
+            f"{size_text(free)} are free, less than keep.floor_bytes ({size_text(floor)})"
+        )
+        gained[disk] = gained.get(disk, 0) + one.freed
+    return [
+        Row(row.found, True, goes[row.found.path]) if row.found.path in goes else row
+        for row in rows
+    ]
+
+
+def _group(
+    known: Known, fact: GcFact, kind: Kind, found: Sequence[Found], spare: list[Found]
+) -> list[Row]:
+    """Of one kind and one name of jobs. `spare` gets what is kept for its number, oldest first."""
     judge = {
         **{"venv": _venv, "weights": _weights, "launch": _launch},
         **{"job": _job, "cache": _cache},
@@ -123,9 +149,10 @@ def _group(known: Known, fact: GcFact, kind: Kind, found: Sequence[Found]) -> li
             rows.append(Row(one, True, f"older than the newest {keep}{_setting(kind)}"))
         else:
             kept += 1
-            low = _low(known, one, fact) if kind in ("venv", "weights", "cache") else ""
-            why = low or f"one of the newest {keep}{_setting(kind)}"
-            rows.append(Row(one, bool(low), low or CACHE if kind == "cache" else why))
+            why = CACHE if kind == "cache" else f"one of the newest {keep}{_setting(kind)}"
+            rows.append(Row(one, False, why))
+            if kind in LOSS:
+                spare.insert(0, one)
     return rows
 
 
@@ -146,14 +173,6 @@ def _count(known: Known, kind: str) -> int:
 def _setting(kind: str) -> str:
     names = {"venv": "keep.venvs", "weights": "keep.models", "launch": "serve.keep_launches"}
     return f" ({names.get(kind, 'keep.jobs')})"
-
-
-def _low(known: Known, one: Found, fact: GcFact) -> str:
-    floor = known.want.playbook.keep.floor_bytes
-    free = next((free for at, free in fact.free.items() if inside(one.path, at)), None)
-    if free is None or free >= floor:
-        return ""
-    return f"{size_text(free)} are free, less than keep.floor_bytes ({size_text(floor)})"
 
 
 def _in_use(one: Found, fact: GcFact) -> str:

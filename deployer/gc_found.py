@@ -75,10 +75,25 @@ class GcFact:
     used: tuple[str, ...] = ()
     named: dict[str, tuple[str, ...]] = field(default_factory=dict)
     free: dict[str, int] = field(default_factory=dict)
+    disks: dict[str, str] = field(default_factory=dict)
+    """Folder of `free` -> its file system."""
     through: tuple[Through, ...] = ()
     building: tuple[str, ...] = ()
     real: dict[str, str] = field(default_factory=dict)
     """A path that was asked for -> without symlinks."""
+
+    def room(self, path: str) -> int | None:
+        """Free bytes where `path` lies; None when that was not seen."""
+        at = self._seen(path)
+        return None if at is None else self.free[at]
+
+    def disk(self, path: str) -> str:
+        """Its file system; '' when that was not seen."""
+        at = self._seen(path)
+        return "" if at is None else self.disks.get(at, at)
+
+    def _seen(self, path: str) -> str | None:
+        return next((at for at in self.free if inside(path, at)), None)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ each() { printf '%s\n' "$1" | while IFS= read -r ea_line; do
   [ -z "$ea_line" ] || "$2" "$ea_line"; done; }
 free() {
   fr_kb=$(df -Pk "$1" 2>/dev/null | awk 'NR == 2 { print $4 }')
-  [ -z "$fr_kb" ] || printf 'free\t%s\t%s\n' "$1" "$fr_kb"
+  [ -z "$fr_kb" ] || printf 'free\t%s\t%s\t%s\n' "$1" "$fr_kb" "$(stat -c %d "$1")"
 }
 builds_of() {
   [ -d "$1" ] || return 0
@@ -196,6 +196,7 @@ def parse_look(output: ProbeOutput) -> GcFact:
     used, through, building = [], [], []
     links: dict[str, str] = {}
     free: dict[str, int] = {}
+    disks: dict[str, str] = {}
     real: dict[str, str] = {}
     named: dict[str, tuple[str, ...]] = {}
     for line in lines:
@@ -204,8 +205,8 @@ def parse_look(output: ProbeOutput) -> GcFact:
                 found[row[1]] = _found(row)
             case ["link", link, target]:
                 links[link] = target
-            case ["free", path, kb]:
-                free[path] = int(kb) * 1024
+            case ["free", path, kb, disk]:
+                free[path], disks[path] = int(kb) * 1024, disk
             case ["named", path, job]:
                 named[path] = (*named.get(path, ()), job)
             case ["used", path]:
@@ -218,6 +219,7 @@ def parse_look(output: ProbeOutput) -> GcFact:
                 building.append(job)
     return GcFact(
         *("", tuple(found.values()), links, tuple(used), named, free),
+        disks=disks,
         through=tuple(through),
         building=tuple(building),
         real=real,

@@ -287,7 +287,9 @@ class Keep(Strict):
     jobs: Annotated[int, Field(ge=1, le=1000)] = 3
     """Folders of each job (build, download)."""
     floor_bytes: Annotated[int, Field(ge=0)] = 20_000_000_000
-    """With less free on the file system, builds and weights are not kept for their number."""
+    """With less free on the file system, what is kept only for its number goes as well, one by one
+    until so much is free: uv's cache, the oldest build, the oldest weights. Above it the cache
+    stays: builds share most of its bytes (hard links), and the next one fetches less."""
 
 
 class Rollout(Strict):

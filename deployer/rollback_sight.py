@@ -14,6 +14,7 @@ from deployer.model import Probe, ProbeOutput, Where
 from deployer.recipe import Recipe
 from deployer.remote.batch import gather
 from deployer.remote.transport import Transport
+from deployer.rollback import then
 from deployer.rollback_choice import Place, part_of, unfit
 from deployer.shell import quote
 from deployer.state import DeploymentState, Launch
@@ -121,10 +122,14 @@ def unable(kept: Kept, places: Sequence[Place], launch_id: str) -> str:
     """Why this launch cannot be made again here; '' when it can."""
     if why := unfit(places, launch_id):
         return why
-    for _, own in places:
+    for now, own in places:
         part = part_of(own, launch_id)
         if part is None or recipe_or_none(kept, part) is None:
             return "what it was made from is not kept, or cannot be read"
+        try:
+            then(now, *kept.load(part.recipe), part)
+        except DeployError as error:
+            return error.what
     return ""
 
 

@@ -86,6 +86,39 @@ def test_below_the_floor_a_number_keeps_nothing() -> None:
     assert not why(decide(none, fact))["b"][0]
 
 
+def test_below_the_floor_only_so_much_goes_as_it_takes() -> None:
+    """The cache first, the oldest build, the oldest weights; another disk does not help."""
+    gb, cache = 10**9, "/opt/deployer/cache/uv"
+    found = (
+        *(dataclasses.replace(one, size=4 * gb) for one in builds("a", "b", "c", "d")),
+        Found("cache", cache, 3 * gb),
+        *(Found("weights", f"/srv/models/{name}", 50 * gb) for name in ("now", "old")),
+    )
+    own = state()
+    own.launches = [launch("l", argv=["py", "--model-path", "/srv/models/old"], verdict="failed")]
+    want = deployment(model={"path": "/srv/models/now"}, keep={"venvs": 3})
+
+    def goes(free: float, disks: dict[str, str]) -> set[str]:
+        places = (BUILDS, cache, "/srv/models/now", "/srv/models/old")
+        fact = GcFact(
+            found=found,
+            links={"/x": f"{BUILDS}/a"},
+            free=dict.fromkeys(places, int(free * gb)),
+            disks=disks,
+        )
+        return {row.found.id for row in decide(Known(want, own), fact) if row.goes}
+
+    one = dict.fromkeys((BUILDS, cache, "/srv/models/now", "/srv/models/old"), "1")
+    assert goes(30, one) == {"d"}
+    assert goes(16.5, one) == {"d"}, "what goes for its age is enough"
+    assert goes(14, one) == {"d", "uv"}
+    assert goes(9.5, one) == {"d", "uv", "c"}
+    assert goes(5, one) == {"d", "uv", "c", "b"}
+    assert goes(4, one) == {"d", "uv", "c", "b", "old"}
+    assert goes(16.5, {**one, "/srv/models/old": "2"}) == {"d", "old"}
+    assert goes(16.5, {}) == {"d", "uv", "old"}, "each for itself where nothing is known"
+
+
 def test_what_is_not_provably_ours_stays() -> None:
     strange = (*builds("a", "b"), *builds("x", "y", "z", ours=False))
     told = why(decide(known(), GcFact(found=strange, free=PLENTY)))

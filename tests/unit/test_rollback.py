@@ -752,6 +752,11 @@ def test_the_default_is_one_that_can_be_made_again(rolling: Run) -> None:
     places = [(NOW, rolling.own())]
     assert unable(rolling.kept, places, "l0") == ""
     assert "no record" in unable(rolling.kept, places, "zz")
+    other = NOW.entry.model_copy(update={"container": None})
+    moved = [(dataclasses.replace(NOW, entry=other), rolling.own())]
+    assert "ran in container 129, and kpro5/qwen is the host itself now" in unable(
+        rolling.kept, moved, "l0"
+    )
     (rolling.kept.folder / f"{recipe_of(OLD, MANIFEST).lock}.lock").unlink()
     assert "is not kept, or cannot be read" in unable(rolling.kept, places, "l0")
 
