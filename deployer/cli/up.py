@@ -120,7 +120,8 @@ def run_up(
     `canary` and `max_failures`: see Rollout. `up_server` brings one of several nodes up. `quiet`:
     the caller shows plans and document.
     """
-    alone, servers = _by_server(deployments) if _starts(steps, serves) else (deployments, [])
+    as_one = up_server is not up_nodes or _starts(steps, serves)
+    alone, servers = _by_server(deployments) if as_one else (deployments, [])
     if aim is not None:
         refuse_nodes(deployments, name)
     groups, after = _units(by_host(alone), servers)

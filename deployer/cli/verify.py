@@ -10,6 +10,7 @@ from deployer.as_running import running
 from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.up import run_up
 from deployer.engine import Selection
+from deployer.multinode_reverify import verify_nodes
 from deployer.reverify import verify_steps
 from deployer.up_options import UpOptions
 
@@ -23,8 +24,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
 
     What is asked is the server that runs, also where the playbook wants another one by now.
     """
-    # A node that follows answers nothing: its verdict is that of rank 0.
-    asked = [want for want in options.select(words, all_) if not want.follows]
+    asked = options.select(words, all_)
     deployments = running(asked, UpOptions(options.inventory).deploy_dir)
     return run_up(
         dataclasses.replace(options, yes=True),
@@ -33,4 +33,5 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
         dry_run=False,
         name="verify",
         steps=verify_steps,
+        up_server=verify_nodes,
     )

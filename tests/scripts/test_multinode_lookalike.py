@@ -23,14 +23,25 @@ from serverworld import MANIFEST, deployment, facts  # noqa: E402
 from test_gates_fallback import Moved  # noqa: E402
 from test_lookalike import base, environment  # noqa: E402, F401
 
-from deployer import multinode, multinode_launch, multinode_node  # noqa: E402
+from deployer import (  # noqa: E402
+    multinode,
+    multinode_back,
+    multinode_launch,
+    multinode_node,
+    multinode_work,
+)
 from deployer.deployment import Deployment, Node  # noqa: E402
 from deployer.down import Down  # noqa: E402
 from deployer.engine import Engine, Outcome, Selection  # noqa: E402
 from deployer.events import Bus, Event  # noqa: E402
+from deployer.kept import Kept  # noqa: E402
 from deployer.model import Facts, PlanState, ProbeOutput, Where  # noqa: E402
+from deployer.multinode_back import NodesBack  # noqa: E402
 from deployer.observe import deployment_document  # noqa: E402
 from deployer.remote.jobs import Jobs  # noqa: E402
+from deployer.rollback import RollBack, made_of, then  # noqa: E402
+from deployer.rollback_choice import part_of  # noqa: E402
+from deployer.rollback_steps import rollback_steps  # noqa: E402
 from deployer.state import DeploymentState, HostState  # noqa: E402
 from deployer.state_file import StateFile  # noqa: E402
 from deployer.steps.base import Step, StepContext  # noqa: E402
@@ -289,11 +300,7 @@ def test_the_cause_is_of_the_node_that_died_first(world: World) -> None:
 def test_a_failed_gate_brings_back_what_served_on_all_nodes(world: World) -> None:
     assert errors(world.up()) == []
     good = world.launches()["kpro5"]
-    for index, want in enumerate(world.wants):
-        args = {**want.playbook.serve.args, "log-level": "info"}
-        serve = want.playbook.serve.model_copy(update={"args": args})
-        playbook = want.playbook.model_copy(update={"serve": serve})
-        world.wants[index] = dataclasses.replace(want, playbook=playbook)
+    with_log_level(world)
     world.fault("kpro5", "server-degenerate")
     results = world.up()
     assert [one.exit_code for one in results] == [5, 1]
@@ -360,3 +367,133 @@ def test_a_launch_that_is_whole_is_joined(world: World) -> None:
     assert world.launches() == started
     stop = results[0].outcome
     assert stop is not None and stop.plans["stop"].state is PlanState.NOTHING
+
+
+def back(world: World, launch_id: str) -> list[DeploymentResult]:
+    """As `deploy rollback` does it."""
+    parts, wants = list[RollBack](), list[Deployment]()
+    kept = Kept(world.folder / ".deploy" / "kept")
+    for want in world.wants:
+        part = part_of(world.own(want.host_name), launch_id)
+        assert part is not None
+        recipe, lock_text = made_of(kept, part, want.id)
+        wants.append(then(want, recipe, lock_text, part))
+        parts.append(RollBack(want, part, recipe, kept))
+    options = UpOptions(base=world.folder / "inventory", command="rollback", environ={})
+    return multinode.up_nodes(wants, options, Bus(world.events.append), NodesBack(parts))
+
+
+def with_log_level(world: World) -> None:
+    """The playbook changes."""
+    for index, want in enumerate(world.wants):
+        args = {**want.playbook.serve.args, "log-level": "info"}
+        serve = want.playbook.serve.model_copy(update={"args": args})
+        playbook = want.playbook.model_copy(update={"serve": serve})
+        world.wants[index] = dataclasses.replace(want, playbook=playbook)
+
+
+def arguments(world: World) -> list[str]:
+    """Of the servers that run, by rank."""
+    jobs = [world.server(host).job for host in HOSTS]
+    return [Path(f"/proc/{job.identity.pid}/cmdline").read_text() for job in jobs if job]
+
+
+def back_and_die(world: World, launch_id: str, at: str) -> None:
+    """Runs in a process of its own: the controller is killed at this point."""
+
+    def dies(*words: Any, **more: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    where: dict[str, tuple[Any, str]] = {
+        "leader stopped": (multinode_work, "together"),
+        "followers started": (multinode_launch.LaunchStep, "start_rung"),
+        "all started": (multinode_launch.NodesLaunch, "follow"),
+        "followers judged": (VerifyStep, "_record"),
+    }
+    holder, name = where[at]
+    if at in ("leader stopped", "followers judged"):
+        real, seen = getattr(holder, name), list[int]()
+
+        def later(*words: Any, **more: Any) -> Any:
+            seen.append(1)
+            # Looks come before the stop of the others; rank 1's record before rank 0's.
+            if len(seen) == (3 if at == "leader stopped" else 2):
+                dies()
+            return real(*words, **more)
+
+        setattr(holder, name, later)
+    else:
+        setattr(holder, name, dies)
+    back(world, launch_id)
+
+
+@pytest.fixture
+def two(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """Two launches have passed; the second serves."""
+    real = rollback_steps
+
+    def steps(launch: Any, *, asked: bool = True) -> list[Step]:
+        return [s for s in real(launch, asked=asked) if s.name in ("stop", "launch", "verify")]
+
+    monkeypatch.setattr(multinode_back, "rollback_steps", steps)
+    assert errors(world.up()) == []
+    with_log_level(world)
+    assert errors(world.up()) == []
+    return world
+
+
+def test_all_nodes_go_back_as_one_launch(two: World) -> None:
+    old, new = (one.id for one in two.own("kpro5").launches)
+    results = back(two, old)
+    assert errors(results) == []
+    ids = two.launches()
+    assert list(ids) == list(HOSTS) and len(set(ids.values())) == 1
+    assert not any("--log-level" in one for one in arguments(two))
+    assert f"--node-rank\0{1}" in arguments(two)[1]
+    for host in HOSTS:
+        own = two.own(host)
+        assert own.known_good == ids[host] and own.launches[-1].verdict == "good"
+        record, told = own.rollback, own.launches[-1].back
+        assert record is not None and (record.to, record.left) == (old, new)
+        assert record.outcome == "done" and told is not None
+        assert (told.to, told.left, told.asked) == (old, new, True)
+        assert own.launches[-1].recipe == own.launches[0].recipe
+    # `up` does not undo it, on no node, and nothing ends.
+    assert any("rolled back to launch" in one for one in errors(two.up()))
+    assert two.launches() == ids
+    # It fails its gates on the way to the other one: what served before serves again on both.
+    two.fault("kpro5", "server-degenerate")
+    results = back(two, new)
+    assert [one.exit_code for one in results] == [5, 1], errors(results)
+    assert f"what served before (launch {ids['kpro5']}) serves again" in errors(results)[0]
+    again = two.launches()
+    assert list(again) == list(HOSTS) and len(set(again.values())) == 1
+    assert not any("--log-level" in one for one in arguments(two))
+    assert {two.own(host).rollback.outcome for host in HOSTS} == {"failed"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    "at", ["leader stopped", "followers started", "all started", "followers judged"]
+)
+def test_a_killed_rollback_goes_on(two: World, at: str) -> None:
+    old, new = (one.id for one in two.own("kpro5").launches)
+    controller = multiprocessing.get_context("fork").Process(
+        target=back_and_die, args=(two, old, at)
+    )
+    controller.start()
+    controller.join(60)
+    assert controller.exitcode == -signal.SIGKILL
+    before = two.launches()
+    record = two.own("kpro5").rollback
+    assert record is not None and record.outcome == ""
+    assert any("rolled back to launch" in one for one in errors(two.up()))
+    assert two.launches() == before
+    assert errors(back(two, old)) == []
+    ids = two.launches()
+    assert list(ids) == list(HOSTS) and len(set(ids.values())) == 1
+    assert not any("--log-level" in one for one in arguments(two))
+    if at in ("all started", "followers judged"):
+        assert ids == before, "it was joined"
+    for host in HOSTS:
+        record = two.own(host).rollback
+        assert record is not None and (record.to, record.left, record.outcome) == (old, new, "done")

@@ -6,6 +6,7 @@ import dataclasses
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +32,7 @@ from serverworld import (
     state,
 )
 
-from deployer import multinode_launch, multinode_node
+from deployer import multinode_launch, multinode_node, multinode_reverify
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
 from deployer.cli.status import _model
@@ -64,6 +65,7 @@ from deployer.multinode_verify import NodesVerify
 from deployer.observe import deployment_document
 from deployer.remote.jobs import JobStatus, StopProof
 from deployer.remote.transport import Answer
+from deployer.reverify import verify_steps
 from deployer.rollout import Rollout
 from deployer.sglang.argv import server_argv
 from deployer.sglang.derive import Seen
@@ -77,7 +79,7 @@ from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_wait import LaunchFailed
 from deployer.steps.server_facts import ServerJob
 from deployer.steps.server_wanted import LaunchNote, Rung, is_wanted
-from deployer.steps.serving_fact import light_problem
+from deployer.steps.serving_fact import ServingFact, light_problem
 from deployer.steps.stop import StopStep
 from deployer.steps.verify import VerifyStep
 from deployer.up_options import UpOptions
@@ -855,3 +857,62 @@ def test_status_says_who_answers() -> None:
     assert _model({**documents[1], "endpoint": ""}) == (
         "tiny, which kpro5/qwen answers (rank 1 of 2 nodes)"
     )
+
+
+@pytest.mark.parametrize("verdict_", ["good", "failed: it repeats itself", ""])
+def test_what_verify_says_is_every_nodes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verdict_: str
+) -> None:
+    """Rank 0 is judged; a rank that was not judged is told as such, and keeps what it had."""
+    launch = Launch(id=IDENTITY.id, variant="mtp", started=1.0, argv=["x"], verdict="good")
+    for host in HOSTS:
+        own = state()
+        own.launches, own.known_good = [launch.model_copy()], launch.id
+        StateFile(tmp_path / ".deploy" / "state", host).save(
+            HostState(host=host, deployments={"qwen": own})
+        )
+    asked: list[list[str]] = []
+
+    def up_host(host: str, wants: Any, options: UpOptions, bus: Bus) -> list[DeploymentResult]:
+        [want], [step] = wants, options.steps()
+        asked.append([host, type(step).__name__])
+        file = StateFile(tmp_path / ".deploy" / "state", host)
+        saved_ = file.load()
+        own = saved_.deployments["qwen"]
+        error: Any = None
+        if isinstance(step, multinode_reverify.VerdictOfRank0):
+            seen = Facts(
+                {
+                    **serving(want).values,
+                    ServingFact: ServingFact(IDENTITY.id, "good", 1.0, {}, ""),
+                }
+            )
+            plan = step.plan(want, seen, own)
+            assert plan.state is (PlanState.NOTHING if verdict_ == "good" else PlanState.CHANGES)
+            made = context(want, own, FakeJobs([]))[0]
+            made.transports = {
+                Where.GUEST: FakeTransport(lambda script: Answer(0, b"", b"")),
+                Where.HOST: FakeTransport(lambda script: Answer(0, b"", b"")),
+            }
+            step.apply(made, seen, plan)
+            assert step.plan(want, seen, own).state is PlanState.NOTHING
+            assert step.plan(want, serving(want, "x"), own).state is not PlanState.NOTHING
+        elif verdict_:
+            own.launches[-1].verdict, own.launches[-1].verified = verdict_, time.time()
+            error = None if verdict_ == "good" else GATE
+        else:
+            error = Unreachable("dark")
+        file.save(saved_)
+        return [DeploymentResult(want.id, error=error)]
+
+    monkeypatch.setattr(multinode_reverify, "up_host", up_host)
+    options = UpOptions(base=tmp_path / "inventory", steps=verify_steps, environ={})
+    results = multinode_reverify.verify_nodes(RANKS, options, Bus())
+    assert [one.id for one in results] == ["kpro5/qwen", "kpro6/qwen"]
+    assert asked[0] == ["kpro5", "Reverify"] and len(asked) == (2 if verdict_ else 1)
+    if not verdict_:
+        assert isinstance(results[1].error, NotStarted)
+    owns = [
+        StateFile(tmp_path / ".deploy" / "state", host).load().deployments["qwen"] for host in HOSTS
+    ]
+    assert [own.launches[-1].verdict for own in owns] == [verdict_ or "good"] * 2
