@@ -125,20 +125,16 @@ def _run(pair: Pair) -> None:
     decision = outset.decide()
     match decision:
         case Nothing():
-            pair.record_everywhere(decision.record, outset.looks)
+            outset.still_true(decision)
+            pair.record_everywhere(decision.record)
             pair.result.record, pair.result.done = decision.record, decision.why
             return
         case TakeBack():
-            pair.record = decision.record
-            Back(pair).take()
+            pair.record = decision.record.model_copy(deep=True)
+            Back(pair, outset.dark).take()
             return
         case Resume():
-            pair.record = decision.record.model_copy(
-                update={
-                    "retire": decision.record.retire or options.retire,
-                    "keep_source": options.keep_source or decision.record.keep_source,
-                }
-            )
+            pair.goes_on(decision.record)
     resumed = isinstance(decision, Resume)
     pair.result.record = pair.record
     outset.preflight(resumed=resumed)

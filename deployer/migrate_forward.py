@@ -10,12 +10,14 @@ from deployer.deployment import Deployment
 from deployer.errors import DeployError, GateFailed, Unreachable
 from deployer.events import Progress
 from deployer.migrate_journal import PHASES, after
-from deployer.migrate_pair import Pair
+from deployer.migrate_pair import Pair, route
 from deployer.migrate_relay import relay
 from deployer.migrate_side import is_stopped, trouble
+from deployer.migrate_way import Way
 from deployer.migrate_weights import Lending, Rate, choose, measure, with_source
 from deployer.model import Facts, PlanState
 from deployer.state import Manifest
+from deployer.steps.server_facts import ServerFact
 from deployer.up_result import address
 
 STEPS = {
@@ -25,6 +27,8 @@ STEPS = {
 }
 LOOK_EVERY_S = 2.0
 """While the destination settles."""
+MOVES = 3
+"""So often the traffic is moved again while it settles, when it has got lost."""
 DARK_S = 30.0
 """How long it may be dark meanwhile, when the way of the traffic has nothing against it."""
 
@@ -39,18 +43,27 @@ class Forward:
     def begin(self, *, resumed: bool) -> None:
         """Locks both hosts and writes the first record, unless one goes on."""
         pair, source, destination = self.pair, self.source, self.destination
-        pair.lock(source)
-        facts = pair.lock(destination)
-        record = pair.record
+        # In one order, so that of two that cross one goes on.
+        sides = sorted(pair.sides, key=lambda side: side.want.host_name)
+        seen = {one.want.id: pair.lock(one) for one in sides if one.want.id not in pair.absent}
+        facts, record = seen[destination.want.id], pair.record
         if not resumed:
-            goods = [one for one in source.own.launches if one.verdict == "good"]
             record.started = time.time()
-            record.source_variant = goods[-1].variant if goods else ""
+            self.remember_source(seen[source.want.id])
             record.served_before = not trouble(destination.want, facts)
+        if not record.cut:
+            # The inventory may name another way since an earlier run.
             pair.way().remember()
-        if not record.cut and not record.adopted:
-            record.adopted = migrate_adopted.keep(destination, facts)
+            if not record.adopted:
+                record.adopted = migrate_adopted.keep(destination, facts)
         pair.enter(record.phase if resumed else PHASES[0])
+
+    def remember_source(self, facts: Facts) -> None:
+        """What serves there: `--abort` may have to start it again."""
+        record, server = self.pair.record, facts.get(ServerFact)
+        job = server.job if server is not None else None
+        if job is not None and job.alive:
+            record.source_variant, record.source_launch = job.launch.variant, job.identity.id
 
     def go(self) -> None:
         """The phases, from the journal's on; the ones before the cut-over look again anyway."""
@@ -66,7 +79,7 @@ class Forward:
         phase = self.pair.record.phase
         if PHASES.index(phase) <= PHASES.index("cutover"):
             # Something may have happened to the destination since: nothing is taken on trust.
-            phase = PHASES[0] if not self.pair.record.cut else "launch"
+            phase = PHASES[0] if not self.pair.record.cut else "cutover"
         while phase:
             if PHASES.index(phase) > PHASES.index(self.pair.record.phase):
                 self.pair.enter(phase)
@@ -76,6 +89,8 @@ class Forward:
         self.pair.finish("done")
         where = address(self.destination.want)
         kept = "still runs" if self.pair.record.keep_source else "is stopped"
+        if self.source.want.id in self.pair.absent:
+            kept = "is left as it is: it cannot be reached"
         self.pair.result.done = (
             f"{self.destination.want.id} serves {self.destination.want.playbook.model.served_name} "
             f"at {where}; {self.source.want.id} {kept}"
@@ -114,24 +129,24 @@ class Forward:
             self.end_lending(lending)
             self.bring("weights")
             return
-        want = side.want
-        if self.pair.record.weights_from not in ("hub", "relay"):
-            self.pair.record.lending = True
-            self.pair.save()
-            try:
-                peer = lending.open(manifest)
-                want = with_source(side.want, peer, "peer")
-            except Unreachable:
-                raise
-            except DeployError as error:
-                side.note("weights", f"no copy from {self.source.want.id}: {error.what}", "warning")
-                rate = measure(side, side.want, manifest, "hub")
-                self.pair.record.weights_from = "hub" if rate.bytes_per_s > 0 else "relay"
-            else:
-                if not self.pair.record.weights_from:
-                    self.pair.record.weights_from = self.faster(want)
-                want = with_source(side.want, peer, self.pair.record.weights_from)
-            self.pair.save()
+        want, record = side.want, self.pair.record
+        record.lending = True
+        self.pair.save()
+        try:
+            peer = lending.open(manifest)
+        except Unreachable:
+            raise
+        except DeployError as error:
+            side.note("weights", f"no copy from {self.source.want.id}: {error.what}", "warning")
+            if record.weights_from != "hub":
+                rate = measure(side, want, manifest, "hub")
+                record.weights_from = "hub" if rate.bytes_per_s > 0 else "relay"
+        else:
+            # The last way out is no choice: what was unreachable then may be there now.
+            if record.weights_from in ("", "relay"):
+                record.weights_from = self.faster(with_source(want, peer, "peer"))
+            want = with_source(want, peer, record.weights_from)
+        self.pair.save()
         try:
             if self.pair.record.weights_from == "relay":
                 self.relay(manifest)
@@ -196,7 +211,17 @@ class Forward:
 
     def launch(self) -> None:
         """Started and proven while the source serves. Raises GateFailed (exit code 5)."""
-        facts = self.bring("launch")
+        way, entered = self.pair.way(), self.destination.on_step
+
+        def entering(step: str) -> None:
+            entered(step)
+            way.hold_back()
+
+        self.destination.on_step = entering
+        try:
+            facts = self.bring("launch")
+        finally:
+            self.destination.on_step = entered
         if why := trouble(self.destination.want, facts):
             raise GateFailed(
                 f"it does not serve as proven: {why}",
@@ -205,10 +230,18 @@ class Forward:
             )
 
     def cut_over(self) -> None:
-        """The traffic moves; from the first act on, `--abort` moves it back."""
-        if not self.pair.record.cut:
-            self.pair.record.cut, self.pair.record.way = True, self.pair.way().rules.kind
+        """The traffic moves; from the first act on, `--abort` moves it back.
+
+        What gets requests already is not started anew by a run that goes on: it serves as proven,
+        or the traffic goes back. Raises GateFailed.
+        """
+        record = self.pair.record
+        if not record.cut:
+            rules = self.pair.way().rules
+            record.cut, record.way, record.route = True, rules.kind, route(rules)
             self.pair.save()
+        elif why := self.seen():
+            self.fall_back(why)
         gap = self.pair.moved("forward")
         if gap is not None and gap.open:
             self.fall_back(f"clients get no answer: {gap}")
@@ -232,9 +265,13 @@ class Forward:
         way, side, options = self.pair.way(), self.destination, self.pair.options
         began = options.now()
         dark: float | None = None
+        again = 0
         while True:
             try:
-                why = self.seen() or way.problem("forward") or way.seen_by_clients("forward")
+                why = self.seen()
+                if not why and again < MOVES and self.moved_again(way):
+                    again, began = again + 1, options.now()
+                why = why or self.problem(way) or way.seen_by_clients("forward")
                 dark = None
             except Unreachable as error:
                 now = options.now()
@@ -254,6 +291,24 @@ class Forward:
             side.progress("settle", what, spent, way.rules.settle_s)
             left = way.rules.settle_s - spent if dark is None else LOOK_EVERY_S
             options.sleep(min(LOOK_EVERY_S, left))
+
+    def problem(self, way: Way) -> str:
+        """Of the traffic; a source that is gone for good is not asked."""
+        try:
+            return way.problem("forward")
+        except Unreachable:
+            if self.source.want.id in self.pair.absent:
+                return ""
+            raise
+
+    def moved_again(self, way: Way) -> bool:
+        """Was the traffic where it was before, with nobody to blame (a router started again)?"""
+        why = self.problem(way)
+        if not why or not way.lost("forward"):
+            return False
+        self.destination.note("settle", f"{why}: the traffic is moved again", "warning")
+        self.pair.moved("forward")
+        return True
 
     def fall_back(self, why: str) -> None:
         """The traffic goes back to the source, which still runs. Always raises GateFailed."""
@@ -275,12 +330,21 @@ class Forward:
 
     def stop_source(self) -> None:
         """Drained and stopped, after a last look at the destination."""
+        side = self.source
         if self.pair.record.keep_source:
-            self.source.note("stop", f"{self.source.want.id} is kept (--keep-source)")
+            side.note("stop", f"{side.want.id} is kept (--keep-source)")
             return
         if why := self.seen():
             self.fall_back(why)
-        self.pair.drain_and_stop(self.source, "forward")
+        if is_stopped(side.want, side.gather()):
+            side.note("stop", f"container {side.want.vmid} is stopped: nothing of it runs")
+            return
+        # It may be long since it settled, and a router forgets.
+        way = self.pair.way()
+        self.moved_again(way)
+        if why := self.problem(way):
+            self.fall_back(why)
+        self.pair.drain_and_stop(side, "forward")
 
     def retire(self) -> None:
         """Only with --retire, and never of a source that is kept."""

@@ -31,14 +31,17 @@ class OtherMigration(UsageError):
 
 @dataclass(frozen=True)
 class Begin:
-    """A new migration."""
+    """A new migration. `why`: when there was one before."""
+
+    why: str = ""
 
 
 @dataclass(frozen=True)
 class Resume:
-    """The one that is under way, at its phase."""
+    """The one that is under way, at its phase. `finished`: it was, and is to retire its source."""
 
     record: Migration
+    finished: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,13 +53,25 @@ class TakeBack:
 
 @dataclass(frozen=True)
 class Nothing:
-    """It was finished before."""
+    """It was finished or taken back before."""
 
     record: Migration
     why: str
 
 
 Decision = Begin | Resume | TakeBack | Nothing
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen before the decision; None: not known.
+
+    `source_serves`: as proven. `retired`: the source's container is stopped and its GPUs are on
+    vfio-pci.
+    """
+
+    source_serves: bool | None = None
+    retired: bool | None = None
 
 
 def newest(records: Iterable[Migration | None]) -> Migration | None:
@@ -69,67 +84,87 @@ def decide(
     records: Iterable[Migration | None],
     source: str,
     destination: str,
+    seen: Seen,
     *,
     abort: bool,
     retire: bool,
-    source_serves: bool | None,
 ) -> Decision:
-    """What a run of `migrate source destination` does. `source_serves`: None when not known.
+    """What a run of `migrate source destination` does.
 
     Raises OtherMigration; UsageError when this one is being taken back, or when there is none to
     abort.
     """
     known = [record for record in records if record is not None]
-    ids = {record.id for record in known}
-    latest = [newest(one for one in known if one.id == each) for each in ids]
-    ours = newest(one for one in latest if one and _is(one, source, destination))
-    for other in latest:
-        if other is not None and not other.outcome and not _is(other, source, destination):
+    latest = [newest(one for one in known if one.id == each) for each in {one.id for one in known}]
+    mine = [one for one in latest if one and (one.source, one.destination) == (source, destination)]
+    # One that is under way counts, whatever the clocks of two controllers say.
+    ours = newest(one for one in mine if not one.outcome) or newest(mine)
+    others = [one for one in latest if one is not None and one not in mine]
+    needed = {source, destination} - set(ours.released if ours and not ours.outcome else ())
+    for other in others:
+        if not other.outcome and needed & bound(other):
             raise OtherMigration(
-                f"{_word(other)} is under way, in phase {other.phase}",
+                f"{word(other)} is under way, in phase {other.phase}{_by(other)}",
                 where=f"{source} -> {destination}",
                 fix=f"finish it (`deploy migrate {other.source} {other.destination}`), or take it "
                 "back with --abort",
             )
-    if ours is None or ours.outcome == "aborted":
-        if abort:
-            raise UsageError(
-                "there is no migration to abort",
-                where=f"{source} -> {destination}",
-                fix="`deploy status` shows what serves",
-            )
-        return Begin()
+    if ours is None or (ours.outcome == "aborted" and not abort):
+        if not abort:
+            return Begin()
+        raise UsageError(
+            "there is no migration to abort",
+            where=f"{source} -> {destination}",
+            fix="`deploy status` shows what serves",
+        )
+    if ours.outcome == "aborted":
+        return Nothing(ours, f"{word(ours)} is taken back: nothing is left to do")
     if abort:
-        later = newest(latest)
+        later = newest(
+            one for one in [ours, *others] if one.outcome != "aborted" and needed & bound(one)
+        )
         if later is not None and later.id != ours.id:
             raise UsageError(
-                f"{_word(later)} came after it",
+                f"{word(later)} came after it",
                 where=f"{source} -> {destination}",
                 fix=f"migrate back: `deploy migrate {destination} {source}`",
             )
         return TakeBack(ours)
     if ours.back:
         raise UsageError(
-            f"{_word(ours)} is being taken back",
+            f"{word(ours)} is being taken back{_by(ours)}",
             where=f"{source} -> {destination}",
             fix="run it with --abort to finish that; then it can begin anew",
         )
     if not ours.outcome:
         return Resume(ours)
-    if retire and not ours.retire:
-        return Resume(ours.model_copy(update={"phase": "stop", "outcome": ""}))
-    if source_serves and not ours.keep_source:
-        return Begin()
-    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(ours.entered))
-    return Nothing(ours, f"{_word(ours)} was finished at {when}; --abort would take it back")
+    if seen.source_serves and not ours.keep_source:
+        return Begin(f"{source} serves again since {word(ours)} was finished: it moves anew")
+    if retire and (not ours.retire or ours.keep_source or seen.retired is False):
+        # What was kept may have got traffic again: that moves first.
+        phase = "cutover" if ours.keep_source else "stop"
+        return Resume(ours.model_copy(update={"phase": phase, "outcome": ""}), finished=True)
+    return Nothing(
+        ours, f"{word(ours)} was finished at {_when(ours.entered)}; --abort would take it back"
+    )
 
 
-def _is(record: Migration, source: str, destination: str) -> bool:
-    return (record.source, record.destination) == (source, destination)
+def bound(record: Migration) -> set[str]:
+    """The deployments that it still needs."""
+    return {record.source, record.destination} - set(record.released)
 
 
-def _word(record: Migration) -> str:
+def word(record: Migration) -> str:
+    """The migration, for people."""
     return f"the migration {record.source} -> {record.destination} ({record.id})"
+
+
+def _by(record: Migration) -> str:
+    return f" (written by {record.controller})" if record.controller else ""
+
+
+def _when(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 def after(phase: str) -> str:
@@ -143,3 +178,17 @@ def entered(record: Migration, phase: str, controller: str, now: float) -> Migra
     return record.model_copy(
         update={"phase": phase, "seq": record.seq + 1, "entered": now, "controller": controller}
     )
+
+
+def same(one: Migration | None, other: Migration | None) -> bool:
+    """Are they the same copy of one record, or both none?"""
+    if one is None or other is None:
+        return one is other
+    return (one.id, one.seq) == (other.id, other.seq)
+
+
+def unknown(record: Migration) -> str:
+    """What in it this version does not know, '' when it knows all."""
+    if record.phase not in PHASES:
+        return f"phase {record.phase!r:.40}"
+    return "" if record.outcome in ("", "done", "aborted") else f"outcome {record.outcome!r:.40}"

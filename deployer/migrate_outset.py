@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Mapping
 
 from deployer import migrate_retire
-from deployer.errors import DeployError, StepBlocked, UsageError
+from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable, UsageError
 from deployer.migrate_adopted import strangers, told
 from deployer.migrate_journal import (
     Begin,
     Decision,
+    Nothing,
     OtherMigration,
     Resume,
+    Seen,
     TakeBack,
     decide,
     newest,
@@ -26,6 +28,8 @@ from deployer.migrate_preflight import (
     one_machine,
     pair_obstacles,
     refused,
+    restarted,
+    retire_obstacles,
     source_obstacles,
 )
 from deployer.migrate_side import trouble
@@ -42,7 +46,12 @@ class Outset:
         self.source, self.destination = pair.source, pair.destination
         self.looks: dict[str, Facts] = {}
         self.problems: list[Obstacle] = []
-        self.unseen: list[DeployError] = []
+        self.dark: dict[str, DeployError] = {}
+        """Why a side could not be looked at, by its id."""
+        self.finished = False
+        """It was finished before, and its source is to be retired now."""
+        self.begins = ""
+        """What there was before it, when it begins anew."""
 
     def look(self) -> None:
         """At each side; one that cannot be looked at is an obstacle, not the end."""
@@ -50,8 +59,7 @@ class Outset:
             try:
                 self.looks[side.want.id] = side.gather()
             except DeployError as error:
-                self._problem(error, side.want.host_name)
-                self.unseen.append(error)
+                self.dark[side.want.id] = error
 
     def _problem(self, error: DeployError, where: str) -> None:
         place = error.where or where
@@ -77,42 +85,75 @@ class Outset:
 
     def _unseen(self, error: DeployError) -> DeployError:
         """That there is no migration is not known while a host does not tell."""
-        return self.unseen[0] if self.unseen and self.pair.options.abort else error
+        return next(iter(self.dark.values()), error) if self.pair.options.abort else error
 
     def _decide(self) -> Decision:
-        records = self.pair.records(self.looks)
-        facts = self.looks.get(self.source.want.id)
+        pair = self.pair
+        records = pair.records(self.looks)
         decision = decide(
             records,
             self.source.want.id,
             self.destination.want.id,
-            abort=self.pair.options.abort,
-            retire=self.pair.options.retire,
-            source_serves=None if facts is None else not trouble(self.source.want, facts),
+            self._seen(),
+            abort=pair.options.abort,
+            retire=pair.options.retire,
         )
-        seen = self.pair.read = newest(records)
-        if isinstance(decision, Resume | TakeBack) and seen is not None:
-            by = f", begun by {seen.controller}" if seen.controller != self.pair.controller else ""
+        if isinstance(decision, Begin) and decision.why:
+            self.begins = decision.why
+            self.destination.note("journal", decision.why)
+        if isinstance(decision, Resume | TakeBack):
+            record = newest(one for one in records if one.id == decision.record.id)
+            seen = record or decision.record
+            by = f", begun by {seen.controller}" if seen.controller != pair.controller else ""
             self.destination.note("journal", f"migration {seen.id}, in phase {seen.phase}{by}")
+        self.finished = isinstance(decision, Resume) and decision.finished
         return decision
+
+    def _seen(self) -> Seen:
+        side, facts = self.source, self.looks.get(self.source.want.id)
+        if facts is None:
+            return Seen()
+        return Seen(not trouble(side.want, facts), migrate_retire.is_retired(side, facts))
+
+    def still_true(self, nothing: Nothing) -> None:
+        """What the journal says is held against what is seen now.
+
+        Raises what kept us from looking; StepFailed when who should serve does not.
+        """
+        done = nothing.record.outcome == "done"
+        side = self.destination if done else self.source
+        facts = self.looks.get(side.want.id)
+        if facts is None:
+            raise self.dark[side.want.id]
+        if why := trouble(side.want, facts):
+            other = "; or --abort" if done else ""
+            raise StepFailed(
+                f"{nothing.why}; but {side.want.id} does not serve as proven now: {why}",
+                where=self.pair.name,
+                fix=f"`deploy up {side.want.id}`{other}",
+            )
 
     def preflight(self, *, resumed: bool) -> None:
         """Raises StepBlocked with every obstacle; shows the plan in a dry run."""
         pair, source, destination = self.pair, self.source, self.destination
+        self.unreachable()
         found = [*pair_obstacles(source.want, destination.want), *self.problems]
         self.take_pin()
-        me = this_controller()
+        me, record = this_controller(), pair.record
         old, new = self.looks.get(source.want.id), self.looks.get(destination.want.id)
+        if record.retire:
+            found += retire_obstacles(source.want)
         if old is not None:
             found += lock_obstacle(source.want.host_name, old, me)
-            if not pair.record.cut:
-                found += source_obstacles(source.want, old, retire=pair.record.retire)
+            if not record.cut:
+                found += source_obstacles(source.want, old)
+            if self.finished and not pair.was_kept:
+                found += restarted(source.want, old)
         if new is not None:
             found += lock_obstacle(destination.want.host_name, new, me)
-            record = pair.record if resumed else None
             found += self.learnt()
-            plans = self.plans(new)
-            found += destination_obstacles(destination.want, new, destination.own, plans, record)
+            plans, own = self.plans(new), record if resumed else None
+            found += destination_obstacles(destination.want, new, destination.own, plans, own)
         found += one_machine(source.want, old, destination.want, new)
         if old is not None and new is not None:
             for line in differences(source.want, old, destination.want, new):
@@ -120,8 +161,27 @@ class Outset:
         found += self.way_obstacles(old, new)
         pair.result.obstacles = found
         if found:
-            raise refused(found, source.want.id, destination.want.id)
+            error = refused(found, source.want.id, destination.want.id)
+            if record.cut:
+                error.add(f"the traffic is at {destination.want.id}; --abort moves it back")
+            raise error
         pair.result.lines = self.lines(new)
+
+    def unreachable(self) -> None:
+        """A side that cannot be looked at is an obstacle, but not a source that is kept and has
+        lost the traffic already.
+        """
+        for name, error in self.dark.items():
+            source = name == self.source.want.id
+            if source and self.pair.record.cut and isinstance(error, Unreachable):
+                if self.pair.record.keep_source:
+                    text = f"it is left as it is (--keep-source): {error.what}"
+                    self.source.note("preflight", text, "warning")
+                    self.pair.absent.add(name)
+                    continue
+                ways = "--keep-source ends the migration without it"
+                error.fix = f"{error.fix}; {ways}" if error.fix else ways
+            self._problem(error, name.partition("/")[0])
 
     def way_obstacles(self, old: Facts | None, new: Facts | None) -> list[Obstacle]:
         """Of the cut-over."""
@@ -169,6 +229,7 @@ class Outset:
         old, there = self.source.want.id, self.destination.want.id
         drain = f"drains {old} (at most {way.rules.drain_s:g} s) and stops it"
         lines = [
+            *([self.begins] if self.begins else []),
             *(f"launch: {told(owner)}" for owner in strangers(new)),
             f"weights: from {old} by ssh or from the Hub, whichever a short probe shows faster",
             f"cut over: {way.words()}",

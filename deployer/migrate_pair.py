@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,15 +12,32 @@ from typing import Any
 from deployer.down import down_steps
 from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable, UsageError
 from deployer.events import Bus, StepDone, StepStarted
+from deployer.inventory import Cutover
 from deployer.migrate_cutover import way_of
 from deployer.migrate_gap import Gap
-from deployer.migrate_journal import PHASES, entered, newest
+from deployer.migrate_journal import PHASES, entered, same, unknown, word
 from deployer.migrate_preflight import Obstacle
 from deployer.migrate_side import Marked, Side, mark_path, with_drain
 from deployer.migrate_way import Direction, Way
 from deployer.model import Facts
 from deployer.remote.lock_record import owner_here
 from deployer.state import Migration
+
+
+def route(rules: Cutover) -> str:
+    """Where the traffic moves, when that must not change on the way; a hook may be corrected."""
+    if rules.router is not None:
+        return rules.router.url
+    return rules.address.ip if rules.address is not None else ""
+
+
+def _unread(problem: str, place: str, damaged: str) -> StepBlocked:
+    fix = f"when no migration of it is under way, remove {damaged} there"
+    return StepBlocked(
+        f"the record of a migration cannot be read: {problem}",
+        where=place,
+        fix=fix if damaged else "was it written by a newer deploy? use that one",
+    )
 
 
 @dataclass(frozen=True)
@@ -92,8 +109,23 @@ class Pair:
             keep_source=options.keep_source,
         )
         self.controller = owner_here()
-        self.read: Migration | None = None
-        """The newest copy of any journal when this run decided."""
+        self.marks: dict[str, Migration | None] = {}
+        """The copies on the hosts that were seen, by the side's id, as this run has left them."""
+        self.was_kept = False
+        """The source, as far as the journal said."""
+        self.free: frozenset[str] = frozenset()
+        """Sides that were released by an earlier `--abort`: they may have another migration."""
+        self.absent: set[str] = set()
+        """Sides that cannot be reached and are not needed: their host's copy stays older."""
+
+    def goes_on(self, record: Migration) -> None:
+        """The record of one that is resumed, with what is asked for now: the later word counts."""
+        options = self.options
+        self.was_kept = record.keep_source
+        retire = options.retire or (record.retire and not options.keep_source)
+        keep = options.keep_source or (record.keep_source and not options.retire)
+        asked = {"retire": retire, "keep_source": keep}
+        self.record = record.model_copy(update=asked, deep=True)
 
     def agreed(self) -> bool:
         """Asks, where somebody can be asked."""
@@ -114,18 +146,52 @@ class Pair:
         return self.source, self.destination
 
     def records(self, looks: Mapping[str, Facts]) -> list[Migration]:
-        """All copies of the journal that can be seen. Raises StepBlocked for one that is unread."""
-        found = [side.own.migration for side in self.sides]
+        """All copies of the journal that can be seen.
+
+        Raises StepBlocked for one that is not understood, or for one that is damaged when there is
+        no other.
+        """
+        found: list[Migration] = []
+        damaged: list[StepBlocked] = []
         for side in self.sides:
-            marked = looks[side.want.id].get(Marked) if side.want.id in looks else None
-            if marked is not None and marked.problem:
-                raise StepBlocked(
-                    f"the record of a migration cannot be read: {marked.problem}",
-                    where=f"{side.want.host_name}:{mark_path(side.want)}",
-                    fix="was it written by a newer deploy? use that one",
-                )
-            found.append(marked.record if marked is not None else None)
-        return [one for one in found if one is not None]
+            own = side.own.migration
+            if own is not None and (strange := unknown(own)):
+                raise _unread(f"{strange} is not known", str(side.file.path), "")
+            facts = looks.get(side.want.id)
+            marked = facts.get(Marked) if facts is not None else None
+            if marked is None:
+                continue
+            self.marks[side.want.id] = marked.record
+            place = f"{side.want.host_name}:{mark_path(side.want)}"
+            if marked.damaged:
+                damaged.append(_unread(marked.problem, place, mark_path(side.want)))
+            elif marked.problem:
+                raise _unread(marked.problem, place, "")
+            elif marked.record is not None:
+                found.append(marked.record)
+        found += self._in_state([one.id for one in found], certain=not damaged)
+        if damaged and not found:
+            raise damaged[0]
+        for error in damaged:
+            self.destination.note("journal", f"{error}; the other copies count", "warning")
+        return found
+
+    def _in_state(self, on_hosts: Collection[str], *, certain: bool) -> list[Migration]:
+        """The copies here. One under way that no host knows was taken back by another controller,
+        or never began: it is written there before anything is touched.
+        """
+        found = []
+        everywhere = certain and all(side.want.id in self.marks for side in self.sides)
+        for record in (side.own.migration for side in self.sides):
+            if record is None:
+                continue
+            if everywhere and not record.outcome and record.id not in on_hosts:
+                text = f"no host has the record of {word(record)}: it was taken back elsewhere"
+                text += ", or had not begun"
+                self.destination.note("journal", text)
+                record = record.model_copy(update={"outcome": "aborted"})
+            found.append(record)
+        return found
 
     def lock(self, side: Side) -> Facts:
         """The host's lock, and what is seen under it.
@@ -134,8 +200,8 @@ class Pair:
         """
         side.session.want_lock(self.run_id)
         facts = side.gather()
-        marked = facts.get(Marked)
-        if marked is not None and newest([self.read, marked.record]) != self.read:
+        marked, name = facts.get(Marked), side.want.id
+        if marked is not None and name in self.marks and not same(marked.record, self.marks[name]):
             raise StepBlocked(
                 "another run has worked on the migration in the meantime",
                 where=self.name,
@@ -157,48 +223,69 @@ class Pair:
         """
         self.record.seq += 1
         self.result.record = self.record
-        for side in reversed(self.sides):
-            side.own.migration = self.record.model_copy()
+        writing = [side for side in reversed(self.sides) if side.want.id not in self.free]
+        for side in writing:
+            side.own.migration = self.record.model_copy(deep=True)
             side.save()
-        for side in reversed(self.sides):
+        for side in writing:
+            if side.want.id in self.absent:
+                continue
             try:
                 side.write_mark(self.record)
+                self.marks[side.want.id] = self.record.model_copy(deep=True)
             except Unreachable as error:
                 if side is not may_be_dark:
                     raise
                 side.note("journal", f"its copy is not written: {error.what}", "warning")
 
-    def record_everywhere(self, record: Migration, looks: Mapping[str, Facts]) -> None:
-        """A run that was killed at its very end may have left an older copy on a host."""
-        for side in reversed(self.sides):
-            marked = looks[side.want.id].get(Marked) if side.want.id in looks else None
-            if marked is not None and marked.record != record and not self.options.dry_run:
+    def record_everywhere(self, record: Migration) -> None:
+        """A run that was killed at its very end may have left an older copy."""
+        for side in reversed(self.sides) if not self.options.dry_run else ():
+            own, name = side.own.migration, side.want.id
+            if own is not None and own.id == record.id and own != record:
+                side.own.migration = record.model_copy()
+                side.save()
+            if record.outcome != "done" or name not in self.marks:
+                continue
+            there = self.marks[name]
+            if there is None or (there.id == record.id and there.seq < record.seq):
+                self.lock(side)
                 side.write_mark(record)
 
     def finish(self, outcome: str) -> None:
-        """The end, one way or the other. An aborted one leaves no record on the hosts."""
-        self.record.outcome, self.record.entered = outcome, time.time()
-        if outcome == "aborted":
-            for side in reversed(self.sides):
-                side.remove_mark()
-            self.record.seq += 1
-            for side in reversed(self.sides):
-                side.own.migration = self.record.model_copy()
-                side.save()
-            self.result.record = self.record
-        else:
+        """The end, one way or the other. An aborted one leaves no record on the hosts.
+
+        A side that has another migration by now keeps that one's.
+        """
+        record = self.record
+        record.outcome, record.entered, record.released = outcome, time.time(), []
+        if outcome != "aborted":
             self.save()
+            return
+        for side in reversed(self.sides):
+            there = self.marks.get(side.want.id)
+            if side.want.id not in self.free or (there is not None and there.id == record.id):
+                side.remove_mark()
+        record.seq += 1
+        for side in reversed(self.sides):
+            own = side.own.migration
+            if side.want.id not in self.free or (own is not None and own.id == record.id):
+                side.own.migration = record.model_copy()
+                side.save()
+        self.result.record = record
 
     def way(self) -> Way:
         """The cut-over that the inventory names, with the journal as it is now.
 
         Raises UsageError when the inventory has changed since the traffic moved in another way.
         """
-        way = way_of(self.source, self.destination, self.record, self.save)
-        if self.record.cut and self.record.way not in ("", way.rules.kind):
+        way, record = way_of(self.source, self.destination, self.record, self.save), self.record
+        was = f"cutover.{record.way} {record.route}".rstrip()
+        now = f"cutover.{way.rules.kind} {route(way.rules)}".rstrip()
+        other = record.way not in ("", way.rules.kind)
+        if record.cut and (other or (record.route and record.route != route(way.rules))):
             raise UsageError(
-                f"the traffic was moved by cutover.{self.record.way}; the inventory has "
-                f"cutover.{way.rules.kind} now",
+                f"the traffic was moved by {was}; the inventory has {now} now",
                 where=self.name,
                 fix="put it back in the inventory until this migration is finished or taken back",
             )
@@ -241,8 +328,5 @@ class Pair:
         if direction is None:
             side.bring(down_steps())
             return
-        way = self.way()
-        if told := way.drained(direction, way.rules.drain_s):
-            side.note("stop", told)
-        want = with_drain(side.want, way.rules.drain_s)
+        want = with_drain(side.want, self.way().rules.drain_s)
         side.bring(down_steps(), want=want)

@@ -19,6 +19,8 @@ from deployer.remote.lock_record import Controller, is_stale
 from deployer.state import DeploymentState, Migration
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver
+from deployer.steps.gpus_facts import GpuFacts
+from deployer.steps.gpus_refuse import refuse_held
 from deployer.steps.launch_fit import outlook
 from deployer.steps.launch_ladder import Fall
 from deployer.steps.server_facts import ServerFact
@@ -89,14 +91,33 @@ def one_machine(
     return [Obstacle(where, what, fix, 2)]
 
 
-def source_obstacles(want: Deployment, facts: Facts, *, retire: bool) -> list[Obstacle]:
+def source_obstacles(want: Deployment, facts: Facts) -> list[Obstacle]:
     """The source must serve what has passed its gates."""
+    why = trouble(want, facts)
+    if not why:
+        return []
+    fix = f"`deploy verify {want.id}` where it serves, else `deploy up {want.id}`"
+    return [Obstacle(want.id, f"it does not serve as proven: {why}", fix)]
+
+
+def restarted(want: Deployment, facts: Facts) -> list[Obstacle]:
+    """What somebody has started since on a source that the migration had stopped."""
+    server, gpus = facts.get(ServerFact), facts.get(GpuFacts)
+    job = server.job if server is not None else None
+    if job is not None and job.alive:
+        what = f"somebody has started it since the migration, and {trouble(want, facts)}"
+        fix = (
+            f"`deploy up {want.id}` proves it (then it moves anew), `deploy down {want.id}` stops "
+            "it; then run the same command again"
+        )
+        return [Obstacle(want.id, what, fix)]
     found = []
-    if why := trouble(want, facts):
-        fix = f"`deploy verify {want.id}` where it serves, else `deploy up {want.id}`"
-        found.append(Obstacle(want.id, f"it does not serve as proven: {why}", fix))
-    if retire:
-        found += retire_obstacles(want)
+    if gpus is None:
+        return []
+    for one in gpus.functions:
+        users = [user for user in gpus.held_by(one.address) if not user.is_persistenced]
+        if refusal := refuse_held(one, users):
+            found.append(Obstacle(want.id, f"since the migration {refusal.reason}", refusal.fix))
     return found
 
 
@@ -150,7 +171,8 @@ def destination_obstacles(
         found.append(Obstacle(want.id, f"the guest cannot be asked: {silent}", fix, 3))
     server = facts.get(ServerFact)
     job = server.job if server is not None else None
-    if record is None and job is not None and job.alive:
+    theirs = record is None or (record.served_before and not record.cut)
+    if theirs and job is not None and job.alive:
         manifest = state.manifest
         if manifest is None or not is_wanted(want, manifest, job.fingerprint, job.launch):
             what = f"another launch of it runs there ({job.identity.id})"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from deployer.errors import StepBlocked
 from deployer.migrate_side import Side
-from deployer.model import Change, Plan, PlanState, Shell, Where
+from deployer.model import Change, Facts, Plan, PlanState, Shell, Where
 from deployer.shell import assignments
 from deployer.steps.apply import run_changes
 from deployer.steps.container_facts import ContainerFacts
@@ -44,6 +44,17 @@ def words(side: Side) -> Sequence[str]:
     if side.want.vmid is not None:
         told.append(stop_container(side.want.vmid).title)
     return [*told, f"bind {', '.join(side.want.gpus)} to vfio-pci, and no longer to nvidia at boot"]
+
+
+def is_retired(side: Side, facts: Facts) -> bool | None:
+    """Is the container stopped and are the GPUs on vfio-pci? None: it cannot be told."""
+    seen = facts.get(ContainerFacts)
+    if side.want.vmid is not None and (seen is None or not seen.status):
+        return None
+    if side.want.vmid is not None and seen is not None and seen.status != "stopped":
+        return False
+    plan = retire_plan(side.want, facts, side.own)
+    return None if plan.state is PlanState.BLOCKED else plan.state is PlanState.NOTHING
 
 
 def retire(side: Side) -> Plan:

@@ -14,7 +14,7 @@ from deployer.deployment import Deployment
 from deployer.engine import Engine, Outcome, Selection
 from deployer.events import Bus, Note, Progress
 from deployer.kept import Kept
-from deployer.migrate_journal import FOLDER
+from deployer.migrate_journal import FOLDER, unknown
 from deployer.model import Facts, Plan, Probe, ProbeOutput, Where
 from deployer.observe import Sight
 from deployer.recipe import recipe_of
@@ -35,10 +35,14 @@ MOST_RECORD = 64 * 1024
 
 @dataclass(frozen=True)
 class Marked:
-    """The record on the host; `problem` when there is one that cannot be read."""
+    """The record on the host; `problem` when there is one that cannot be read.
+
+    `damaged`: it is no whole JSON document, so no version of this tool has written it like that.
+    """
 
     record: Migration | None = None
     problem: str = ""
+    damaged: bool = False
 
 
 def mark_path(want: Deployment) -> str:
@@ -48,13 +52,30 @@ def mark_path(want: Deployment) -> str:
 
 def parse_mark(output: ProbeOutput) -> Marked:
     """The answer of Mark's probe."""
-    text = output.text.strip()
-    if not text:
+    if output.timed_out:
+        return Marked(problem="reading it took too long")
+    if output.exit != 0:
+        return Marked(problem=(output.error_text.strip() or f"exit {output.exit}").splitlines()[-1])
+    if not output.stdout.strip():
         return Marked()
     try:
-        return Marked(Migration.model_validate(json.loads(text)))
-    except (ValueError, ValidationError) as error:
-        return Marked(problem=str(error).splitlines()[0])
+        document = json.loads(output.stdout)
+    except (ValueError, RecursionError) as error:
+        return Marked(problem=f"it is not JSON: {error}", damaged=True)
+    try:
+        record = Migration.model_validate(document)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        return Marked(problem=f"{key}: {first['msg']}" if key else first["msg"])
+    strange = unknown(record)
+    return Marked(problem=f"{strange} is not known") if strange else Marked(record)
+
+
+def mark_script(path: str) -> str:
+    """Prints the file; nothing when there is none, a word that is no JSON when it is empty."""
+    file = quote(path)
+    return f"[ ! -e {file} ] || {{ [ -s {file} ] || echo empty; head -c {MOST_RECORD} {file}; }}"
 
 
 class Mark(Step):
@@ -64,10 +85,7 @@ class Mark(Step):
 
     def probes(self, want: Deployment) -> list[Probe]:
         """One file."""
-        script = (
-            f"[ ! -f {quote(mark_path(want))} ] || head -c {MOST_RECORD} {quote(mark_path(want))}"
-        )
-        return [Probe("migrate.mark", Where.HOST, script, parse_mark)]
+        return [Probe("migrate.mark", Where.HOST, mark_script(mark_path(want)), parse_mark)]
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """Never anything."""

@@ -147,6 +147,10 @@ class Migration(StateModel):
     seq: int = 0
     back: bool = False
     """It is being taken back (`--abort`)."""
+    released: list[str] = Field(default_factory=list)
+    """Of one that is being taken back: the sides (HOST/NAME) where that is done, while the other
+    could not be reached. They may be part of another migration.
+    """
     outcome: str = ""
     """'' while it is under way; done|aborted."""
     started: float = 0.0
@@ -156,12 +160,16 @@ class Migration(StateModel):
     """user@machine that wrote it."""
     source_variant: str = ""
     """What the source served; `--abort` starts it again."""
+    source_launch: str = ""
+    """Id of that launch."""
     served_before: bool = False
     """The destination had the wanted launch already; `--abort` leaves it."""
     cut: bool = False
     """The cut-over was begun: traffic may go to the destination."""
     way: str = ""
     """How: router|hook|address|none. The inventory may say something else by now."""
+    route: str = ""
+    """Where, in the inventory's words of that time: the router's URL, the address."""
     lending: bool = False
     """A key for the copy may be on the source."""
     weights_from: str = ""

@@ -28,7 +28,7 @@ from deployer import (
     migrate_router,
 )
 from deployer.deployment import Deployment
-from deployer.errors import GateFailed, Unreachable
+from deployer.errors import GateFailed, LockHeld, Unreachable
 from deployer.events import Bus, Event
 from deployer.inventory import Cutover, Host
 from deployer.migrate import MigrateOptions, MigrateResult
@@ -38,7 +38,7 @@ from deployer.model import Change, Facts, Plan, ProbeOutput, Procedure, Where
 from deployer.playbook import Peer
 from deployer.remote.jobs import JobIdentity
 from deployer.remote.transport import Answer
-from deployer.router import Reply
+from deployer.router_door import Reply
 from deployer.state import DeploymentState, HostState, Launch, Migration
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
@@ -82,6 +82,8 @@ class Machine:
     container: bool = True
     files: dict[str, bytes] = field(default_factory=dict)
     launches: int = 0
+    mark: str = ""
+    """Fingerprint of what runs; '' for the wish as it was at first."""
 
 
 class World:
@@ -97,6 +99,14 @@ class World:
         self.hook_at = SRC
         self.rates = {"peer": Rate(3e8), "hub": Rate(1e8)}
         self.gates_fail = False
+        self.bad: set[str] = set()
+        """Hosts whose server cannot be proven any more."""
+        self.blocked: dict[tuple[str, str], Plan] = {}
+        """What a step of a host refuses."""
+        self.locked: set[str] = set()
+        """Hosts whose lock another run has taken since the look."""
+        self.edits: dict[str, dict[str, Any]] = {}
+        """What of a host's playbook was changed meanwhile."""
         self.settle_fails = False
         self.effects: list[str] = []
         self.stop_at: tuple[int, str] | None = None
@@ -183,7 +193,7 @@ class World:
         launch = f"l-{machine.name}-{machine.launches}"
         if machine.serving:
             identity = JobIdentity("server-qwen", launch, 42, 1000, world.BOOT, 40)
-            mark = fingerprint(want, MANIFEST, "mtp")
+            mark = machine.mark or fingerprint(world.deployment(), MANIFEST, "mtp")
             job = ServerJob(identity, True, "", mark, LaunchNote("mtp"), "", (42,), ())
         owners = (PortOwner(42, 1000, 40, 1, "", "python -m sglang.launch_server"),)
         server = ServerFact(
@@ -205,7 +215,7 @@ class World:
 
     def migrate(self, **words: Any) -> MigrateResult:
         """Runs the command. Raises Killed where it is told to."""
-        source, destination = deployment(SRC, self.rules), deployment(DST, self.rules)
+        source, destination = self.wanted(SRC), self.wanted(DST)
         options = MigrateOptions(
             base=self.folder / "inventory",
             environ={},
@@ -215,6 +225,10 @@ class World:
         )
         self.events: list[Event] = []
         return migrate.migrate(source, destination, options, Bus(self.events.append))
+
+    def wanted(self, host: str) -> Deployment:
+        """As inventory and playbook say now."""
+        return deployment(host, self.rules, **self.edits.get(host, {}))
 
     def sleep(self, seconds: float) -> None:
         """Of the controller."""
@@ -232,9 +246,9 @@ def url(host: str) -> str:
     return f"http://{host}:30000"
 
 
-def deployment(host: str, rules: Mapping[str, Any]) -> Deployment:
+def deployment(host: str, rules: Mapping[str, Any], **edits: Any) -> Deployment:
     """HOST/qwen."""
-    want = world.deployment()
+    want = world.deployment(**edits)
     entry = want.entry.model_copy(
         update={"url": url(host), "cutover": Cutover.model_validate(dict(rules))}
     )
@@ -257,9 +271,13 @@ class Fake(Step):
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         machine = self.world.machines[want.host_name]
+        if refusal := self.world.blocked.get((machine.name, self.name)):
+            return refusal
+        wish = fingerprint(want, MANIFEST, "mtp")
+        now = machine.mark or fingerprint(world.deployment(), MANIFEST, "mtp")
         missing = {
-            "stop": False,
-            "launch": not machine.serving,
+            "stop": machine.serving and now != wish,
+            "launch": not machine.serving or now != wish,
             "verify": machine.serving and not machine.good,
             "down": machine.serving,
         }.get(self.name, self.name not in machine.done)
@@ -272,16 +290,18 @@ class Fake(Step):
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         host = context.want.host_name
         machine = self.world.machines[host]
-        if self.name == "verify" and host == DST and self.world.gates_fail:
+        bad = self.world.bad | ({DST} if self.world.gates_fail else set())
+        if self.name == "verify" and host in bad:
             raise GateFailed("it repeats itself", where=context.want.id)
         with self.world.effect(host, self.name):
             if self.name == "launch":
                 assert {"driver", "gpus", "container", "venv", "shards"} <= machine.done
                 machine.serving, machine.good = True, False
                 machine.launches += 1
+                machine.mark = fingerprint(context.want, MANIFEST, "mtp")
             elif self.name == "verify":
                 machine.good = True
-            elif self.name == "down":
+            elif self.name in ("down", "stop"):
                 machine.serving = machine.good = False
             else:
                 machine.done.add(self.name)
@@ -327,6 +347,7 @@ class Session:
     def __init__(self, host: str, entry: object, base: Path, note: object) -> None:
         self.host = host
         self.door = Door(self.world, host)
+        self.asked = False
 
     def transports(self, want: Deployment) -> Mapping[Where, Any]:
         return {Where.HOST: self.door, Where.GUEST: self.door}
@@ -335,17 +356,20 @@ class Session:
         return self.world.facts(want)
 
     def want_lock(self, run_id: str) -> None:
-        pass
+        if self.host in self.world.locked:
+            raise LockHeld("another run is at work", where=self.host, fix="wait for it")
+        self.asked = True
 
     def entered(self, step: str) -> None:
-        self.world.reach(self.host)
+        if self.asked:
+            self.world.reach(self.host)
 
     def close(self, on_problem: Callable[[str], None]) -> None:
         pass
 
 
 class Key:
-    """The double of Lending."""
+    """The double of Lending: what opens it is on the destination, what it opens on the source."""
 
     world: World
 
@@ -358,8 +382,12 @@ class Key:
                 self.world.keys.add(host)
         return Peer(address="kpro6", path="/srv/models/tiny")
 
+    def drop(self) -> None:
+        with self.world.effect(DST, "no key"):
+            self.world.keys.discard(DST)
+
     def close(self, *, borrower: bool = True) -> None:
-        for host in (SRC, DST):
+        for host in (SRC, DST) if borrower else (SRC,):
             with self.world.effect(host, "no key"):
                 self.world.keys.discard(host)
 
@@ -393,7 +421,7 @@ def build(monkeypatch: pytest.MonkeyPatch, folder: Path, cutover: dict[str, Any]
     monkeypatch.setattr(
         migrate_forward, "measure", lambda side, want, manifest, source: made.rates[source]
     )
-    monkeypatch.setattr(migrate_router, "HereDoor", lambda url, key: made)
+    monkeypatch.setattr(migrate_router, "doors", lambda rules, key, hosts: made)
     monkeypatch.setattr(migrate_hook, "run_hook", hook(made))
 
     def retire(side: Any) -> None:

@@ -325,7 +325,8 @@ def test_a_cutover_that_was_changed_meanwhile_is_not_used_for_the_way_back(make:
     before = len(world.effects)
     result = world.migrate(abort=True)
     assert result.exit_code == 2
-    assert "moved by cutover.router; the inventory has cutover.hook" in str(result.error)
+    said = "moved by cutover.router http://router; the inventory has cutover.hook now"
+    assert said in str(result.error)
     assert len(world.effects) == before
     world.rules = {"settle_s": 1, "drain_s": 0, **ROUTER}
     assert world.migrate(abort=True).error is None
