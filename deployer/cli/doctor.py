@@ -54,12 +54,14 @@ def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, 
         from deployer.cli import doctor_files
 
         work = doctor_files.rehash if rehash else doctor_files.clean_partials
-        return work(options, options.select(words, all_))
+        return work(options, options.select(words, all_, looks=True))
     options.no_events("doctor, without --rehash or --clean-partials,")
     me, folder = this_controller(), UpOptions(options.inventory).deploy_dir
     catalog = Catalog.load(options.inventory)
     bare = catalog.undeployed(words, all_, options.limit)
-    deployments = catalog.select(words, all_, limit=options.limit, bare=bool(bare))
+    deployments = catalog.select(
+        words, all_, limit=options.limit, whole=not options.limit, bare=bool(bare)
+    )
     looks = look_at(options, deployments)
     found = {look.host_name: host_findings(look, me, folder) for look in looks}
     errors = [look.error for look in looks]

@@ -46,7 +46,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
     from deployer.gc_here import free_here, look_here
     from deployer.up_options import UpOptions
 
-    deployments = options.select(words, all_)
+    deployments = options.select(words, all_, looks=True)
     # A folder may be mounted in several containers of a host.
     hosts = list(dict.fromkeys(want.host_name for want in deployments))
     everywhere = Catalog.load(options.inventory).select(hosts, launches=False)

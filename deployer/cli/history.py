@@ -69,7 +69,9 @@ def _named(options: Options, words: tuple[str, ...], all_: bool) -> list[tuple[s
     """(host, name) of the deployments; what was launched is told whatever their playbooks say."""
     catalog = Catalog.load(options.inventory)
     try:
-        found = catalog.select(list(words), all_, limit=options.limit, launches=False)
+        found = catalog.select(
+            list(words), all_, limit=options.limit, whole=not options.limit, launches=False
+        )
     except DocumentError:
         return catalog.named(list(words), all_, options.limit)
     return [(want.host_name, want.name) for want in found]

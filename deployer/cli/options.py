@@ -44,12 +44,18 @@ class Options:
             raise UsageError(f"{command} has no --json", fix="leave out --json and --jsonl")
 
     def select(
-        self, words: Sequence[str], all_: bool, variant: str | None = None
+        self, words: Sequence[str], all_: bool, variant: str | None = None, *, looks: bool = False
     ) -> list[Deployment]:
-        """The deployments of the inventory that are meant. Raises UsageError, DocumentError."""
+        """The deployments of the inventory that are meant. Raises UsageError, DocumentError.
+
+        `looks`: nothing is started or stopped, so --limit may leave one node of several.
+        """
         from deployer.catalog import Catalog
 
-        return Catalog.load(self.inventory).select(list(words), all_, variant, self.limit)
+        whole = not (looks and self.limit)
+        return Catalog.load(self.inventory).select(
+            list(words), all_, variant, self.limit, whole=whole
+        )
 
 
 def common(command: F) -> F:

@@ -153,7 +153,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     Takes no lock. An unreachable host is a line with the cause, and exit code 3.
     """
     options.no_events("status")
-    deployments = options.select(words, all_)
+    deployments = options.select(words, all_, looks=True)
     looks = look_at(options, running(deployments, UpOptions(options.inventory).deploy_dir))
     code = exit_code([look.error for look in looks])
     me = this_controller()

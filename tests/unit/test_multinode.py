@@ -35,6 +35,7 @@ from serverworld import (
 from deployer import multinode_launch, multinode_node, multinode_reverify
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
+from deployer.cli.options import Options
 from deployer.cli.status import _model
 from deployer.cli.up import _by_server, _units
 from deployer.crosscheck_nodes import ranks_of_a_node, refuse_nodes
@@ -916,3 +917,10 @@ def test_what_verify_says_is_every_nodes(
         StateFile(tmp_path / ".deploy" / "state", host).load().deployments["qwen"] for host in HOSTS
     ]
     assert [own.launches[-1].verdict for own in owns] == [verdict_ or "good"] * 2
+
+
+def test_a_look_may_leave_one_node_out(tree: Path) -> None:
+    options = Options(tree / "inventory", False, False, False, False, None, limit=("kpro5",))
+    assert [want.id for want in options.select((), True, looks=True)] == ["kpro5/big"]
+    with pytest.raises(UsageError, match="without kpro6/big"):
+        options.select((), True)
