@@ -18,7 +18,8 @@ from deployer.migrate_back import Back
 from deployer.migrate_forward import Forward
 from deployer.migrate_journal import Nothing, Resume, TakeBack
 from deployer.migrate_outset import Outset
-from deployer.migrate_pair import MigrateOptions, MigrateResult, Pair
+from deployer.migrate_pair import Pair
+from deployer.migrate_result import MigrateOptions, MigrateResult
 from deployer.migrate_side import Side
 from deployer.run_record import RunRecord, new_run_id
 from deployer.session import HostSession

@@ -1,13 +1,10 @@
-"""Both sides of a migration, what one run asks for, and its journal: what the phases share."""
+"""Both sides of a migration and its journal: what the phases share."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from deployer.down import down_steps
 from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable, UsageError
@@ -16,7 +13,7 @@ from deployer.inventory import Cutover
 from deployer.migrate_cutover import way_of
 from deployer.migrate_gap import Gap
 from deployer.migrate_journal import PHASES, entered, same, unknown, word
-from deployer.migrate_preflight import Obstacle
+from deployer.migrate_result import MigrateOptions, MigrateResult
 from deployer.migrate_side import Marked, Side, mark_path, with_drain
 from deployer.migrate_way import Direction, Way
 from deployer.model import Facts
@@ -38,52 +35,6 @@ def _unread(problem: str, place: str, damaged: str) -> StepBlocked:
         where=place,
         fix=fix if damaged else "was it written by a newer deploy? use that one",
     )
-
-
-@dataclass(frozen=True)
-class MigrateOptions:
-    """What the user asked for. `confirm` sees the plan's lines; False changes nothing."""
-
-    base: Path
-    environ: Mapping[str, str]
-    dry_run: bool = False
-    abort: bool = False
-    retire: bool = False
-    keep_source: bool = False
-    confirm: Callable[[list[str]], bool] | None = None
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-    @property
-    def deploy_dir(self) -> Path:
-        """State, locks and run records."""
-        return self.base.resolve().parent / ".deploy"
-
-
-@dataclass
-class MigrateResult:
-    """How it ended. `done`: one line; `lines`: what a dry run shows."""
-
-    error: DeployError | None = None
-    done: str = ""
-    lines: list[str] = field(default_factory=list)
-    obstacles: list[Obstacle] = field(default_factory=list)
-    record: Migration | None = None
-    declined: bool = False
-
-    @property
-    def exit_code(self) -> int:
-        """0, or the error's code."""
-        return self.error.exit_code if self.error is not None else 0
-
-    def document(self) -> dict[str, Any]:
-        """The JSON form, less the error."""
-        return {
-            "done": self.done,
-            "plan": self.lines,
-            "obstacles": [one.__dict__ for one in self.obstacles],
-            "migration": self.record.model_dump() if self.record is not None else None,
-        }
 
 
 class Pair:
