@@ -56,24 +56,28 @@ CARDS_MIB = {"A6000": 49140, "H200": 143771, "4090": 24564, "L40S": 46068}
 )
 @click.option(
     "--free-gib",
+    metavar="GIB",
     type=click.FloatRange(min=0, min_open=True),
     default=None,
     help="Free GiB of the fullest GPU before the weights (SGLang's `Load weight begin` line).",
 )
 @click.option(
     "--gpu-mib",
+    metavar="MIB",
     type=click.IntRange(min=1),
     default=None,
     help="MiB of one GPU (nvidia-smi memory.total); default: by the card named in the inventory.",
 )
 @click.option(
     "--weights-gib",
+    metavar="GIB",
     type=click.FloatRange(min=0, min_open=True),
     default=None,
     help="Weights on one GPU (`Load weight end. mem usage`); default: estimated.",
 )
 @click.option(
     "--draft-gib",
+    metavar="GIB",
     type=click.FloatRange(min=0),
     default=None,
     help="Draft weights on one GPU while loading; default: estimated.",

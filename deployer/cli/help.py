@@ -100,6 +100,7 @@ The hook, where DEPLOY_TO_URL is http://ADDRESS:30000:
 @click.command("help")
 @click.argument(
     "topic",
+    metavar="[TOPIC]",
     required=False,
     type=click.Choice(["inventory", "playbook", "lock", "migrate", "exit-codes"]),
 )
