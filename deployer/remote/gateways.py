@@ -37,7 +37,7 @@ class Pool(Generic[T]):
     def borrow(self, endpoint: Endpoint) -> T:
         """The connection to `endpoint`; it is made at the first call. Give it back once."""
         with self._lock:
-            key = _key(endpoint)
+            key = same_machine(endpoint)
             if key not in self._shared:
                 self._shared[key] = _Shared(self._make(endpoint))
             shared = self._shared[key]
@@ -47,15 +47,15 @@ class Pool(Generic[T]):
     def give_back(self, endpoint: Endpoint) -> None:
         """Ends one use."""
         with self._lock:
-            shared = self._shared[_key(endpoint)]
+            shared = self._shared[same_machine(endpoint)]
             shared.users -= 1
             if shared.users > 0:
                 return
-            del self._shared[_key(endpoint)]
+            del self._shared[same_machine(endpoint)]
         shared.connection.close()
 
 
-def _key(endpoint: Endpoint) -> Endpoint:
+def same_machine(endpoint: Endpoint) -> Endpoint:
     """The same machine under the same terms, whoever is behind it."""
     gateway = endpoint.gateway
-    return replace(endpoint, name="", gateway=None if gateway is None else _key(gateway))
+    return replace(endpoint, name="", gateway=None if gateway is None else same_machine(gateway))

@@ -200,6 +200,8 @@ def check(paths: Sequence[Path], name: str, key: HostKey, *, host: str, place: s
                 where=host,
                 fix="do not connect; give the host a new key, then run `deploy trust` again",
             )
+    # A gateway's key is recorded for the host behind it.
+    named = host.partition(" (gateway ")[0]
     recorded = [line for line in known if not line.marker]
     if any(line.key == key for line in recorded):
         return
@@ -211,14 +213,14 @@ def check(paths: Sequence[Path], name: str, key: HostKey, *, host: str, place: s
         raise errors.HostKeyUnknown(
             f"the host key of {place} is not known: {key}",
             where=host,
-            fix=f"compare the fingerprint with the host's own, then run `deploy trust {host}`",
+            fix=f"compare the fingerprint with the host's own, then run `deploy trust {named}`",
         )
     old = next((line for line in recorded if line.key.type == key.type), recorded[0])
     raise errors.HostKeyChanged(
         f"the host key of {place} has CHANGED: it offers {key}, but {old.place} records {old.key}",
         where=host,
         fix="if the host was reinstalled, remove the old key with "
-        f"`ssh-keygen -R '{name}' -f {old.path}` and run `deploy trust {host}`; "
+        f"`ssh-keygen -R '{name}' -f {old.path}` and run `deploy trust {named}`; "
         "if not, do not connect: something else answers at its address",
         evidence=(f"offered:  {key}", f"recorded: {old.key} ({old.place})"),
     )

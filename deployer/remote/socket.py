@@ -60,11 +60,12 @@ class QuickSocket(socket.socket):
 class Dial:
     """A TCP connect under way. Starts at once; `finish` waits for it.
 
-    Name resolution and all addresses of the name together have `timeout_s` seconds.
+    Name resolution and all addresses of the name together have `timeout_s` seconds; an address that
+    is dark leaves those behind it their share.
     """
 
     def __init__(self, address: str, port: int, timeout_s: float) -> None:
-        self._deadline = time.monotonic() + timeout_s
+        self._deadline = self._until = time.monotonic() + timeout_s
         self._addresses = _resolve(address, port, timeout_s)
         self._error: OSError | None = None
         self._socket: QuickSocket | None = None
@@ -78,14 +79,15 @@ class Dial:
         while self._socket is not None:
             ready = select.poll()
             ready.register(self._socket, select.POLLOUT)
-            left = self._deadline - time.monotonic()
+            left = self._until - time.monotonic()
             if not ready.poll(max(min(left, _LOOK_S), 0.0) * 1000):
                 if left > 0 and still():
                     continue
-                self.abort()
                 if left > 0:
+                    self.abort()
                     raise InterruptedError(errno.EINTR, "given up")
-                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+                self._failed(errno.ETIMEDOUT)
+                continue
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if code == 0:
                 connected, self._socket = self._socket, None
@@ -101,6 +103,7 @@ class Dial:
             self._socket = None
 
     def _failed(self, code: int) -> None:
+        # OSError picks the class that belongs to the code: TimeoutError, ConnectionRefusedError.
         self._error = OSError(code, os.strerror(code))
         self.abort()
         self._next()
@@ -108,6 +111,8 @@ class Dial:
     def _next(self) -> None:
         while self._addresses:
             family, kind, protocol, _, where = self._addresses.pop(0)
+            now = time.monotonic()
+            self._until = now + (self._deadline - now) / (len(self._addresses) + 1)
             try:
                 self._socket = QuickSocket(family, kind, protocol)
                 self._socket.tune()

@@ -10,6 +10,7 @@ from deployer import errors
 from deployer.remote import framing
 from deployer.remote.exchange import Exchange, bounded
 from deployer.remote.gateways import Pool
+from deployer.remote.refusals import Refusals, placed
 from deployer.remote.socket import import_paramiko
 from deployer.remote.sshconfig import Endpoint, place_of
 from deployer.remote.sshlogin import hang_up, login
@@ -140,10 +141,11 @@ class SshTransport:
             return self._closes == closes
 
         endpoint = self._resolve()
-        if endpoint.gateway is None:
-            transport = login(endpoint, still=still)
-        else:
-            transport = self._login_through(endpoint, endpoint.gateway, still)
+        with _refusals.kept(endpoint):
+            if endpoint.gateway is None:
+                transport = login(endpoint, still=still)
+            else:
+                transport = self._login_through(endpoint, endpoint.gateway, still)
         if not still():
             hang_up(transport)
             self._give_back()
@@ -156,7 +158,7 @@ class SshTransport:
         hop = _gateways.borrow(gateway)
         try:
             # Before the turn at the target: who waits for one then waits for the target alone.
-            hop.connect()
+            _reach(hop, gateway.name)
             transport = login(
                 endpoint,
                 lambda limit: hop.tunnel(endpoint.address, endpoint.port, limit),
@@ -170,4 +172,15 @@ class SshTransport:
         return transport
 
 
+def _reach(hop: SshTransport, name: str) -> None:
+    """Connects to a gateway that others may share. Its error is told of `name`."""
+    try:
+        hop.connect()
+    except errors.DeployError as error:
+        if hop.name == name:
+            raise
+        raise placed(error, hop.name, name) from error
+
+
+_refusals = Refusals()
 _gateways = Pool(lambda endpoint: SshTransport(endpoint.name, lambda: endpoint))

@@ -1,7 +1,9 @@
 """Where a target is: the inventory's `ssh` entry, completed from ssh_config.
 
 Read from ~/.ssh/config and /etc/ssh/ssh_config: HostName, Port, User, IdentityFile,
-IdentitiesOnly, ProxyJump, UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, and Include.
+IdentitiesOnly, ProxyJump, UserKnownHostsFile, GlobalKnownHostsFile, HostKeyAlias, and Include;
+under Host and Match, save for conditions of Match that are newer (tagged, localnetwork...): those
+never match.
 The inventory wins over them.
 """
 
@@ -11,6 +13,7 @@ import functools
 import getpass
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from deployer.remote.socket import import_paramiko
 
 SYSTEM_CONFIG = Path("/etc/ssh/ssh_config")
 SYSTEM_KNOWN_HOSTS = (Path("/etc/ssh/ssh_known_hosts"), Path("/etc/ssh/ssh_known_hosts2"))
+CONFIGS = "~/.ssh/config or /etc/ssh/ssh_config"
 DEFAULT_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
 
 _MAX_INCLUDES = 16
@@ -31,6 +35,10 @@ _RELEVANT = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _MATCH_EXEC = re.compile(r"^\s*match\b.*\bexec\b", re.IGNORECASE | re.MULTILINE)
+_MATCH = re.compile(r"^\s*match\b(?:\s*=)?(.*)$", re.IGNORECASE | re.MULTILINE)
+_CONDITIONS = ("all", "canonical", "final", "exec", "host", "originalhost", "user", "localuser")
+"""Of Match, what paramiko evaluates. It takes any other one for true."""
+_NEVER = "Match originalhost !*"
 _INCLUDE = re.compile(r"^\s*include(?:\s+|\s*=\s*)(.*)$", re.IGNORECASE)
 _HEADER = re.compile(r"^\s*(host|match)\b", re.IGNORECASE)
 
@@ -99,11 +107,17 @@ class _Resolver:
     ) -> Endpoint:
         """One machine, and the gateways in front of it."""
         if depth > 8:
-            raise errors.DocumentError(f"gateways of {name} lead in a circle", where=name)
+            first, _, way = name.partition(" (gateway ")
+            hops = way.removesuffix(")").split(") (gateway ")
+            raise errors.DocumentError(
+                f"the gateways lead in a circle: {', '.join(dict.fromkeys(hops))}",
+                where=first,
+                fix="correct ProxyJump in ssh_config, or write `gateway` in the inventory",
+            )
         bare = address[1:-1] if address.startswith("[") and address.endswith("]") else address
         options = self._lookup(bare)
         real = str(options.get("hostname", bare))
-        real_port = port or int(options.get("port", 22))
+        real_port = port or _port(options, bare, name)
         jump = gateway if gateway is not None else str(options.get("proxyjump", "none"))
         if gateway is None and "proxycommand" in options:
             raise errors.DocumentError(
@@ -132,18 +146,29 @@ class _Resolver:
         before, _, last = jump.rpartition(",")
         user, _, place = last.strip().rpartition("@")
         host, port = split_port(place)
+        if not host:
+            raise errors.DocumentError(f"not a gateway: {jump!r}", where=name)
         return self.endpoint(
             f"{name} (gateway {host})",
             host,
             port,
             user or None,
-            getpass.getuser(),
+            user or _me(name),
             before or None,
             depth + 1,
         )
 
     def _lookup(self, host: str) -> dict[str, Any]:
-        return dict(self._config.lookup(host)) if self._config is not None else {}
+        if self._config is None:
+            return {}
+        import paramiko
+
+        try:
+            return dict(self._config.lookup(host))
+        except (paramiko.SSHException, ValueError, OSError) as error:
+            raise errors.DocumentError(
+                f"ssh_config cannot be applied to {host}: {error}", where=CONFIGS
+            ) from error
 
     def _identities(self, options: dict[str, Any]) -> tuple[tuple[Path, ...], bool]:
         if self._ssh.identity_file is not None:
@@ -186,7 +211,12 @@ def absolute(text: str, base: Path) -> Path:
 
 
 def _paths(value: str, home: Path) -> list[Path]:
-    return [absolute(word, home) for word in shlex.split(value) if word.lower() != "none"]
+    try:
+        return [absolute(word, home) for word in shlex.split(value) if word.lower() != "none"]
+    except (ValueError, RuntimeError) as error:
+        raise errors.DocumentError(
+            f"ssh_config names files that are none: {value}: {error}", where=CONFIGS
+        ) from error
 
 
 @functools.lru_cache(maxsize=4)
@@ -201,11 +231,23 @@ def _parse_config(text: str) -> Any:
     import paramiko
 
     try:
-        return paramiko.SSHConfig.from_text(text)
-    except paramiko.SSHException as error:
+        return paramiko.SSHConfig.from_text(_MATCH.sub(_understood, text))
+    except (paramiko.SSHException, ValueError) as error:
         raise errors.DocumentError(
-            f"ssh_config cannot be parsed: {error}", where="~/.ssh/config or /etc/ssh/ssh_config"
+            f"ssh_config cannot be parsed: {error}", where=CONFIGS
         ) from error
+
+
+def _understood(line: re.Match[str]) -> str:
+    """A Match line of conditions that are known here; any other one never matches."""
+    words = shlex.split(line[1])
+    while words:
+        condition = words.pop(0).lower().removeprefix("!")
+        if condition not in _CONDITIONS:
+            return _NEVER
+        if condition not in ("all", "canonical", "final"):
+            del words[:1]
+    return line[0]
 
 
 def _config_text() -> str:
@@ -235,9 +277,45 @@ def _expanded(path: Path, folder: Path, depth: int = 0) -> str:
             continue
         if depth >= _MAX_INCLUDES:
             raise errors.DocumentError("too many nested Include lines", where=str(path))
-        for word in shlex.split(include[1], comments=True):
+        for file in _included(include[1], folder, path):
+            result += [_expanded(file, folder, depth + 1), header]
+    return "\n".join(result)
+
+
+def _included(words: str, folder: Path, path: Path) -> list[Path]:
+    """The files that an Include line of `path` names."""
+    found = []
+    try:
+        for word in shlex.split(words, comments=True):
             pattern = absolute(word, folder)
             root = Path(pattern.anchor)
-            for file in sorted(root.glob(str(pattern.relative_to(root)))):
-                result += [_expanded(file, folder, depth + 1), header]
-    return "\n".join(result)
+            found += sorted(root.glob(str(pattern.relative_to(root))))
+    except (ValueError, RuntimeError) as error:
+        # A quote without its end; a ~user who does not exist.
+        raise errors.DocumentError(f"not an Include line: {words}: {error}", where=str(path)) from (
+            error
+        )
+    return found
+
+
+def _port(options: Mapping[str, Any], host: str, name: str) -> int:
+    text = str(options.get("port", 22))
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+        raise errors.DocumentError(
+            f"ssh_config gives {host} a port that is none: {text}",
+            where=name,
+            fix="correct it, or write `ssh.port` in the inventory",
+        )
+    return int(text)
+
+
+def _me(name: str) -> str:
+    """Who we are on this machine: the user at a gateway that names none."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise errors.DocumentError(
+            "this process has no user name for the gateway",
+            where=name,
+            fix="write USER@ before the gateway in the inventory",
+        ) from error

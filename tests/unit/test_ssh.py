@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +19,13 @@ from deployer.inventory import Ssh
 from deployer.remote import sshconfig, sshlogin
 from deployer.remote.gateways import Pool
 from deployer.remote.ramp import Ramp
+from deployer.remote.refusals import Refusals
+from deployer.remote.socket import Dial
 from deployer.remote.ssh import SshTransport
 from deployer.remote.sshconfig import Endpoint, resolve, split_port
 from deployer.remote.sshlogin import Busy, DroppedEarly, Peer, Refused
+
+FOUND = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
 
 
 @pytest.fixture
@@ -115,8 +121,84 @@ def test_proxy_jump_of_the_config_is_followed_but_not_for_ever(home: Path) -> No
     found = endpoint(home, "Host box\n ProxyJump jump\nHost jump\n User j\n")
     assert found.gateway is not None
     assert (found.gateway.place, found.gateway.user) == ("jump:22", "j")
-    with pytest.raises(errors.DocumentError, match="circle"):
+    with pytest.raises(errors.DocumentError) as caught:
         endpoint(home, "Host *\n ProxyJump jump\n")
+    assert str(caught.value) == "kpro5: the gateways lead in a circle: jump"
+    with pytest.raises(errors.DocumentError, match=r"circle: a, b$"):
+        endpoint(home, "Host box b\n ProxyJump a\nHost a\n ProxyJump b\n")
+
+
+@pytest.mark.parametrize(
+    ("config", "entry", "what"),
+    [
+        ("Host box\n Port ssh\n", {}, "gives box a port that is none: ssh"),
+        ("Host box\n Port 0\n", {}, "a port that is none: 0"),
+        ("Include 'half\n", {}, "not an Include line"),
+        ("Include ~nobody-has-this-name/x\n", {}, "not an Include line"),
+        ("Host box\n UserKnownHostsFile 'half\n", {}, "names files that are none"),
+        ("Match host 'half\n Port 22\n", {}, "cannot be parsed"),
+        ("Include self\nHost box\n Port 22\n", {}, "too many nested Include lines"),
+        ("", {"gateway": "a,,b"}, "not a gateway: 'a,'"),
+        ("", {"gateway": "a:99999"}, "not a port of a gateway"),
+    ],
+)
+def test_a_config_that_means_nothing_is_told(
+    home: Path, config: str, entry: dict[str, Any], what: str
+) -> None:
+    (home / ".ssh/self").write_text("Include self\n")
+    with pytest.raises(errors.DocumentError) as caught:
+        endpoint(home, config, **entry)
+    assert what in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("match", "port"),
+    [
+        ("all", 99),
+        ("host box", 99),
+        ("host other", 22),
+        ("originalhost box !user nobody", 99),
+        ("final host box", 99),
+        ("tagged prod", 22),
+        ("host box localnetwork 192.0.2.0/24", 22),
+        ("!version OpenSSH_9.*", 22),
+    ],
+)
+def test_match(home: Path, match: str, port: int) -> None:
+    """What is not known here is no match: it could be meant for other places."""
+    assert endpoint(home, f"Match {match}\n Port 99\n").port == port
+
+
+def test_a_process_without_a_user_name(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> str:
+        raise KeyError("getpwuid(): uid not found: 4711")
+
+    monkeypatch.setattr(sshconfig.getpass, "getuser", nobody)
+    with pytest.raises(errors.DocumentError, match="no user name for the gateway"):
+        endpoint(home, gateway="jump")
+    assert endpoint(home, gateway="me@jump").gateway
+
+
+def test_an_address_that_is_dark_leaves_the_next_one_its_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As a name with an address of IPv6 that a firewall swallows."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as dark, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            # With its backlog full, a listening socket answers no further SYN.
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(dark.getsockname())
+        live = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        places = [(*found[:4], one.getsockname()) for one in (dark, live) for found in [FOUND]]
+        monkeypatch.setattr("deployer.remote.socket._resolve", lambda *words: list(places))
+        began = time.monotonic()
+        with Dial("box", 22, 2.0).finish() as connected:
+            assert connected.getpeername() == live.getsockname()
+        assert 0.9 < time.monotonic() - began < 1.9
+        monkeypatch.setattr("deployer.remote.socket._resolve", lambda *words: places[:1] * 2)
+        with pytest.raises(TimeoutError):
+            Dial("box", 22, 0.4).finish()
 
 
 def test_proxy_command_is_refused_in_words(home: Path) -> None:
@@ -313,6 +395,51 @@ def test_who_waits_for_a_connection_shares_its_failure(
     with pytest.raises(errors.Unreachable):
         transport.connect()
     assert len(tries) == 2, "the next one tries again"
+
+
+def test_a_login_that_was_refused_is_not_tried_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By no other deployment of the host, and by no other host behind the gateway."""
+    tries: list[str] = []
+
+    def login(found: Endpoint, *words: Any, **more: Any) -> Any:
+        tries.append(found.address)
+        raise errors.AuthenticationRefused("no key", where=found.name, fix="`deploy trust kpro5`")
+
+    monkeypatch.setattr("deployer.remote.ssh.login", login)
+    monkeypatch.setattr("deployer.remote.ssh._refusals", Refusals())
+    transport = SshTransport("kpro5", lambda: endpoint(home))
+    for _ in range(3):
+        with pytest.raises(errors.AuthenticationRefused):
+            transport.connect()
+    with pytest.raises(errors.AuthenticationRefused) as caught:
+        SshTransport("twin", lambda: resolve("twin", Ssh(address="box"), home)).connect()
+    assert tries == ["box"]
+    assert (caught.value.where, caught.value.fix) == ("twin", "`deploy trust twin`")
+    tries.clear()
+    for name in ("kpro5", "kpro6", "kpro7"):
+        behind = Ssh(address=name, gateway="jump")
+        found = resolve(name, behind, home)
+        with pytest.raises(errors.AuthenticationRefused) as caught:
+            SshTransport(name, lambda found=found: found).connect()
+        assert caught.value.where == f"{name} (gateway jump)"
+    assert tries == ["jump"]
+
+
+def test_what_may_pass_is_tried_again(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[str] = []
+
+    def login(found: Endpoint, *words: Any, **more: Any) -> Any:
+        tries.append(found.address)
+        raise errors.HostKeyUnknown("unknown", where=found.name)
+
+    monkeypatch.setattr("deployer.remote.ssh.login", login)
+    transport = SshTransport("kpro5", lambda: endpoint(home))
+    for _ in range(2):
+        with pytest.raises(errors.HostKeyUnknown):
+            transport.connect()
+    assert len(tries) == 2
 
 
 def test_opening_a_transport_imports_neither_paramiko_nor_invoke(home: Path) -> None:
