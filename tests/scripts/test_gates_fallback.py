@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import os
+import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,12 +21,13 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "unit")]
 from serverworld import context, deployment, facts, state  # noqa: E402
 from test_lookalike import base, environment  # noqa: E402, F401
 
-from deployer.errors import GateFailed  # noqa: E402
+from deployer.errors import GateFailed, StepFailed  # noqa: E402
 from deployer.events import Event, GateChecked  # noqa: E402
 from deployer.model import Facts, PlanState, ProbeOutput  # noqa: E402
 from deployer.remote.jobs import ROOT, Jobs  # noqa: E402
 from deployer.remote.transport import Answer  # noqa: E402
 from deployer.state import DeploymentState, Launch  # noqa: E402
+from deployer.steps import adopted  # noqa: E402
 from deployer.steps.base import StepContext  # noqa: E402
 from deployer.steps.launch import LaunchStep  # noqa: E402
 from deployer.steps.server_facts import ServerFact, parse_server  # noqa: E402
@@ -281,3 +288,62 @@ def test_killed_in_the_restore_the_known_good_is_left_to_come_up(
     assert f"known-good launch {again} (variant mtp) runs and was left alone" in plan.reason
     job = one.look().need(ServerFact).job
     assert job is not None and job.alive and job.identity.id == again
+
+
+def by_hand(one: World) -> subprocess.Popen[bytes]:
+    """A server that somebody started on our port, as it says that it listens."""
+    playbook = one.want.playbook.model_copy(
+        update={"stop": one.want.playbook.stop.model_copy(update={"old_server": "adopt"})}
+    )
+    one.want = one.context.want = dataclasses.replace(one.want, playbook=playbook)
+    words = [sys.executable, "-S", "-m", "sglang.launch_server"]
+    words += ["--model-path", playbook.model.path, "--port", str(one.want.port), "--tp-size", "2"]
+    words += ["--served-model-name", "it's old", "--host", "127.0.0.1"]
+    with (one.folder / "by-hand.log").open("ab") as log:
+        # No fault is one of its own.
+        sound = {**environment(one.base), "LAB_FAULTS": str(one.folder / "no-faults")}
+        process = subprocess.Popen(words, env=sound, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not one.look().need(ServerFact).listening:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    return process
+
+
+@pytest.mark.parametrize("how", ["gates", "killed"])
+def test_a_server_of_somebody_else_comes_back(
+    world: Callable[..., World], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """It was ended for ours, which does not come up, or is no good; nothing else had served."""
+    one = world(ab_on_failure=False)
+    monkeypatch.setattr(adopted, "FOLDER", str(one.folder / "adopted"))
+    one.fault("")
+    process = by_hand(one)
+    one.fault("server-degenerate" if how == "gates" else "server-dies-silent")
+    failed: list[str] = []
+    try:
+        if how == "killed":
+            killed_at(monkeypatch, 1)
+            with pytest.raises(KeyboardInterrupt):
+                up(one)
+            one.down()
+        try:
+            failed += [str(error) for error in [up(one)] if error is not None]
+        except StepFailed as error:
+            failed.append(str(error))
+        one.fault("")
+        said = f"what had port {one.want.port} before, which this tool did not start, serves again"
+        assert failed and said in failed[0] and "--served-model-name 'it'\"'\"'s old'" in failed[0]
+        seen = one.look().need(ServerFact)
+        [owner] = seen.strangers
+        assert owner.pid != process.pid and process.wait(timeout=10) is not None
+        words = Path(f"/proc/{owner.pid}/cmdline").read_bytes().split(b"\0")
+        assert b"it's old" in words and not Path(adopted.FOLDER).exists()
+        # The same wish does not end it once more.
+        again = StopStep().plan(one.want, one.look(), one.context.state)
+        assert again.state is PlanState.BLOCKED and "was left alone" in again.reason
+    finally:
+        for left in {process.pid, *(each.pid for each in one.look().need(ServerFact).strangers)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(left, signal.SIGKILL)
+        process.wait()
