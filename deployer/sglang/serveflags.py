@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -130,24 +130,6 @@ class ServeFlags:
         if "speculative" in fields:
             fields["speculative"] = fields["speculative"].upper()
         return cls(**fields, unmodelled=tuple(unmodelled))
-
-    @classmethod
-    def from_argv(cls, argv: Sequence[str]) -> ServeFlags:
-        """From words as on a command line. Raises ValueError as `from_args`."""
-        args: dict[str, ArgValue] = {}
-        words = list(argv)
-        while words:
-            word = words.pop(0)
-            if not word.startswith("--"):
-                continue
-            flag, equals, value = word[2:].partition("=")
-            if equals:
-                args[flag] = value
-            elif words and not re.match(r"--|-[^0-9]", words[0]):
-                args[flag] = words.pop(0)
-            else:
-                args[flag] = True
-        return cls.from_args(args)
 
 
 def token_count(text: str) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,21 @@ NEXTN = (
 EXTRA = " --mamba-scheduler-strategy extra_buffer"
 
 
+def flags_of(words: Sequence[str]) -> ServeFlags:
+    """From words as on a command line."""
+    args: dict[str, Any] = {}
+    left = list(words)
+    while left:
+        flag, equals, value = left.pop(0)[2:].partition("=")
+        if equals:
+            args[flag] = value
+        elif left and not re.match(r"--|-[^0-9]", left[0]):
+            args[flag] = left.pop(0)
+        else:
+            args[flag] = True
+    return ServeFlags.from_args(args)
+
+
 def recorded(path: Path) -> list[Any]:
     """(model's config, case) of a file of recorded cases."""
     data = json.loads(path.read_text())
@@ -46,7 +63,7 @@ def recorded(path: Path) -> list[Any]:
 
 def check(config: dict[str, Any], case: dict[str, Any]) -> None:
     """The plan of a case: errors, slots, requests exactly; tokens within 1 %."""
-    shape, flags = shape_of(config), ServeFlags.from_argv(case["flags"])
+    shape, flags = shape_of(config), flags_of(case["flags"])
     try:
         gpu, capability = case["gpu"]["smi_mib"], divmod(case["gpu"]["sm"], 10)
         resolved = resolve(engine_of(case["version"])[0], shape, flags, gpu, None, capability)
@@ -105,7 +122,7 @@ def model(name: str = "hybrid") -> ModelShape:
 
 def plan(version: str, words: str, before: float, after: float, mib: int = A6000) -> Pools:
     """The pools of the 27B model."""
-    flags = ServeFlags.from_argv(words.split())
+    flags = flags_of(words.split())
     return size(model(), resolve(engine_of(version)[0], model(), flags, mib), flags, before, after)
 
 
@@ -153,7 +170,7 @@ def test_the_real_27b_run() -> None:
     ],
 )
 def test_automatic_memory_fraction(version: str, words: str, fraction: float) -> None:
-    flags = ServeFlags.from_argv(["--tp-size", "2", *words.split()])
+    flags = flags_of(["--tp-size", "2", *words.split()])
     resolved = resolve(engine_of(version)[0], model(), flags, A6000)
     assert resolved.mem_fraction == pytest.approx(fraction, abs=1e-4)
 
@@ -170,7 +187,7 @@ def test_text_models_of_0_5_11_reserve_for_captured_tokens(chunk: int, sizes: in
 
 def test_extra_buffer_slots_by_version_and_overlap() -> None:
     def each(version: str, words: str, env: dict[str, str] | None = None) -> int:
-        flags = ServeFlags.from_argv((EXAMPLE + words).split())
+        flags = flags_of((EXAMPLE + words).split())
         return resolve(engine_of(version)[0], model(), flags, A6000, env).slots_per_request
 
     assert each("0.5.9", NEXTN + EXTRA) == 4
@@ -308,7 +325,7 @@ def test_states_between_the_versions_of_the_tables(
     ],
 )
 def test_what_graphs_take_of_the_fraction(version: str, words: str, mib: int) -> None:
-    flags = ServeFlags.from_argv(words.split())
+    flags = flags_of(words.split())
     fraction = resolve(engine_of(version)[0], model(), flags, A6000).mem_fraction
     reserved = 512 + 1.5 * 4096 + 256 + mib
     assert fraction == pytest.approx(round((A6000 - reserved) / A6000, 3) * 0.92477, abs=1e-4)
