@@ -289,7 +289,7 @@ class Keep(Strict):
     floor_bytes: Annotated[int, Field(ge=0)] = 20_000_000_000
     """With less free on the file system, what is kept only for its number goes as well, one by one
     until so much is free: uv's cache, the oldest build, the oldest weights. Above it the cache
-    stays: builds share most of its bytes (hard links), and the next one fetches less."""
+    stays: with it the next build, or one that a rollback needs again, is made without fetching."""
 
 
 class Rollout(Strict):

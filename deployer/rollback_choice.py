@@ -134,7 +134,9 @@ def choose(own: DeploymentState, word: str, here: str, able: Able = any_launch) 
     if not found and all_:
         return Chosen(None, "no other launch that has passed its gates can be made again")
     if not found:
-        return Chosen(None, "no other launch has passed its gates here")
+        return Chosen(
+            None, "no other launch has passed its gates, by the records of this machine (.deploy/)"
+        )
     why = "the last launch with another wish that passed its gates"
     if found[0].id == own.known_good:
         why = "the last known-good launch"
