@@ -21,7 +21,7 @@ import serverworld as world
 from deployer import (
     migrate,
     migrate_back,
-    migrate_forward,
+    migrate_fetch,
     migrate_hook,
     migrate_pair,
     migrate_retire,
@@ -417,9 +417,9 @@ def build(monkeypatch: pytest.MonkeyPatch, folder: Path, cutover: dict[str, Any]
     )
     monkeypatch.setattr(migrate_pair, "down_steps", lambda: [Fake("down", made)])
     monkeypatch.setattr(migrate_back, "Lending", Key)
-    monkeypatch.setattr(migrate_forward, "Lending", Key)
+    monkeypatch.setattr(migrate_fetch, "Lending", Key)
     monkeypatch.setattr(
-        migrate_forward, "measure", lambda side, want, manifest, source: made.rates[source]
+        migrate_fetch, "measure", lambda side, want, manifest, source: made.rates[source]
     )
     monkeypatch.setattr(migrate_router, "doors", lambda rules, key, hosts: made)
     monkeypatch.setattr(migrate_hook, "run_hook", hook(made))
