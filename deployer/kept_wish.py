@@ -11,6 +11,7 @@ from deployer.document import Document
 from deployer.errors import DeployError, DocumentError
 from deployer.kept import Kept
 from deployer.recipe import playbook_of
+from deployer.rollback_choice import part_of, place_of
 from deployer.state import DeploymentState, Launch
 from deployer.state_file import StateFile
 
@@ -45,6 +46,10 @@ def _as_kept(
         own = state.deployments.get(name) or DeploymentState()
         try:
             launch, loaded = _newest(catalog, own, Kept(deploy_dir / "kept"), f"{host}/{name}")
+            if place_of(launch)[0] > 1:
+                nodes = _nodes(catalog, name, launch, deploy_dir)
+                whole = loaded.playbook.model_copy(update={"nodes": nodes})
+                loaded = LoadedPlaybook(loaded.document, whole, loaded.lock_text)
         except DeployError as second:
             broken.add(f"and in its place: {second.what}")
             raise broken from None
@@ -53,6 +58,21 @@ def _as_kept(
             f"playbook {playbook} cannot be used ({broken}); in its place: what is kept of launch "
             f"{launch.id}"
         )
+
+
+def _nodes(catalog: Catalog, name: str, launch: Launch, deploy_dir: Path) -> list[str]:
+    """The hosts of a launch in rank order, by their records of it. Raises DeployError."""
+    ranks: dict[int, str] = {}
+    for host, entry in catalog.hosts.items():
+        if name in entry.deployments:
+            state = StateFile(deploy_dir / "state", host).load()
+            part = part_of(state.deployments.get(name) or DeploymentState(), launch.id)
+            if part is not None:
+                ranks[place_of(part)[1]] = host
+    count = place_of(launch)[0]
+    if sorted(ranks) != list(range(count)):
+        raise DeployError(f"launch {launch.id} ran on {count} nodes, and not all of them are known")
+    return [ranks[rank] for rank in range(count)]
 
 
 def _newest(

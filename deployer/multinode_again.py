@@ -62,6 +62,10 @@ class NodesAgain(NodesLaunch):
         """Nothing by this step: the rollback brings back what served before."""
         return None
 
+    def restore(self, context: StepContext, key: str, failed: Collection[str]) -> str:
+        """Nothing, for the same reason."""
+        return ""
+
 
 class NodesRecorded(NodesLaunch):
     """Starts `launch` by the recorded command of each node's part, unless all of it runs."""

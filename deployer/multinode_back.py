@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from deployer.cancel import Cancel
 from deployer.deployment import Deployment
+from deployer.engine import Outcome, Selection
 from deployer.errors import DeployError, Unreachable
 from deployer.multinode_again import NodesAgain, NodesRecorded, StopAnyOther
 from deployer.multinode_follower import Follower, job_of
@@ -20,7 +21,7 @@ from deployer.multinode_node import NodeRun
 from deployer.multinode_told import Failed
 from deployer.multinode_work import Nodes
 from deployer.rollback import NOT_NOW, RollBack, then
-from deployer.rollback_steps import AsRecorded, rollback_steps, runs
+from deployer.rollback_steps import AdoptedAgain, AsRecorded, rollback_steps, runs
 from deployer.state import Launch
 from deployer.steps.base import Step
 from deployer.steps.server_wanted import fingerprint
@@ -101,8 +102,9 @@ class NodesBack:
         for node in nodes:
             if node.own.rollback is not None:
                 node.own.manifest = node.own.rollback.manifest
-        words = "nothing had served before"
-        if left:
+        if not left:
+            words = self._others_again(nodes)
+        else:
             former = {node.host: _part(node, left) for node in nodes}
             new = self._serves_again(self._former(nodes, former, options), former)
             words = (
@@ -118,6 +120,18 @@ class NodesBack:
                 node.own.manifest = record.manifest
             node.save()
         return words
+
+    def _others_again(self, nodes: Sequence[NodeRun]) -> str:
+        """A server of somebody else that had a node's port. Raises DeployError."""
+        told = []
+        for node in nodes:
+            step, now = AdoptedAgain(), self.parts[node.host].now
+            look = functools.partial(node.session.look, now, [step])
+            node.to(now, rollback_steps(self.parts[node.host].launch)).engine([step], look).apply(
+                Outcome(), look(), Selection()
+            )
+            told += [f"{node.host}: {step.words}"] if step.words else []
+        return "; ".join(told) or "nothing had served before"
 
     def _former(
         self, nodes: Sequence[NodeRun], former: Mapping[str, Launch], options: UpOptions

@@ -6,6 +6,7 @@ launch's id.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import time
@@ -18,10 +19,12 @@ from deployer.model import Facts, Plan, PlanState
 from deployer.multinode_follower import Follower, FollowerWait, job_of, only_misses_a_peer
 from deployer.multinode_threads import raise_first, together
 from deployer.remote.jobs import JobIdentity
+from deployer.rollback_choice import place_of
 from deployer.sglang.argv import command, server_argv
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import StepContext
 from deployer.steps.launch import LaunchStep
+from deployer.steps.launch_restore import last_good
 from deployer.steps.launch_start import new_launch_id
 from deployer.steps.launch_told import redacted
 from deployer.steps.launch_wait import LaunchFailed
@@ -108,9 +111,13 @@ class NodesLaunch(LaunchStep):
         try:
             for one in self.followers:
                 one.start(rung, note, key, shared, self)
+        except (StepFailed, Unreachable):
+            # Of a launch that cannot become whole nothing may wait for the rest.
+            self._end_followers("not-started")
+            raise
+        try:
             return super().start_rung(context, rung, note, key)
         except StepFailed:
-            # Of a launch that is not whole nothing may wait for the rest.
             self._end_followers("not-started")
             raise
 
@@ -145,10 +152,15 @@ class NodesLaunch(LaunchStep):
         raise_first(together(ends, self.cancel))
 
     def restore(self, context: StepContext, key: str, failed: Collection[str]) -> str:
-        """The last known-good launch again, on all nodes or on none."""
+        """The last known-good launch again, on all nodes or on none.
+
+        Where a node had a server of its own before, ours or not, that one serves again.
+        """
         good = self.former(context.state, failed)
-        if good is None:
-            return ""
+        if good is None or place_of(good)[0] == 1:
+            contexts = [context, *(one.context for one in self.followers)]
+            told = [self._alone_again(one, key, failed) for one in contexts]
+            return "; ".join(text for text in told if text)
         parts = [(one, one.earlier(good.id)) for one in self.followers]
         lacking = [one.label for one, part in parts if part is None or not part.argv]
         if lacking:
@@ -175,6 +187,15 @@ class NodesLaunch(LaunchStep):
         if newest.id != shared or newest.verdict != "ready":
             self._end_followers("not-started")
         return words
+
+    def _alone_again(self, context: StepContext, key: str, failed: Collection[str]) -> str:
+        alone, step = copy.copy(context), LaunchStep(self.now, self._sleep)
+        alone.want = dataclasses.replace(context.want, node=None)
+        step.seen = dataclasses.replace(self.seen, launch="")
+        good = last_good(context.state, failed)
+        if good is not None and place_of(good)[0] > 1:
+            return step.adopted_again(alone)
+        return step.restore(alone, key, failed)
 
     # ---- while it starts
     def _join(self, one: Follower, job: JobIdentity, key: str) -> None:

@@ -55,7 +55,8 @@ class NodesVerify(VerifyStep):
         if rule == "leave" or job is None:
             return ""
         failed = {job.fingerprint}
-        good = last_good(context.state, failed)
+        states = [context.state, *(one.context.state for one in self.followers)]
+        good = next((one for own in states if (one := last_good(own, failed)) is not None), None)
         if good is None and rule != "stop":
             return f"launch {job.identity.id} is left as it is; `deploy down` stops it"
         try:

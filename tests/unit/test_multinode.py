@@ -32,7 +32,7 @@ from serverworld import (
     state,
 )
 
-from deployer import multinode_launch, multinode_node, multinode_reverify
+from deployer import kept_wish, multinode_launch, multinode_node, multinode_reverify
 from deployer.cancel import Cancel
 from deployer.catalog import Catalog
 from deployer.cli.options import Options
@@ -54,31 +54,39 @@ from deployer.errors import (
 )
 from deployer.events import Bus
 from deployer.fleet import by_host, exit_code
+from deployer.kept import Kept
 from deployer.locallock import LocalLock
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Procedure, Where
 from deployer.multinode import up_nodes
+from deployer.multinode_back import NodesBack
 from deployer.multinode_follower import Follower, job_of, marked, only_misses_a_peer
 from deployer.multinode_launch import NodesLaunch
 from deployer.multinode_meet import KNOCK, LISTEN, heard, verdict
-from deployer.multinode_node import NodeStop
+from deployer.multinode_node import NodeStop, node_steps
 from deployer.multinode_threads import raise_first, together
+from deployer.multinode_told import Failed
 from deployer.multinode_verify import NodesVerify
 from deployer.observe import deployment_document
+from deployer.recipe import recipe_of
 from deployer.remote.jobs import JobStatus, StopProof
 from deployer.remote.transport import Answer
+from deployer.restart import restart_steps
 from deployer.reverify import verify_steps
+from deployer.rollback import RollBack, then
+from deployer.rollback_choice import unfit
 from deployer.rollout import Rollout
-from deployer.sglang.argv import server_argv
+from deployer.sglang.argv import command, server_argv
 from deployer.sglang.derive import Seen
 from deployer.sglang.failure import Failure
-from deployer.state import DeploymentState, HostState, Launch
+from deployer.state import DeploymentState, HostState, Launch, RolledBack
 from deployer.state_file import StateFile
 from deployer.steps import launch_wait
 from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import failed_before
 from deployer.steps.launch import LaunchStep
 from deployer.steps.launch_wait import LaunchFailed
-from deployer.steps.server_facts import ServerJob
+from deployer.steps.rolled_back import wish_key
+from deployer.steps.server_facts import ServerFact, ServerJob
 from deployer.steps.server_wanted import LaunchNote, Rung, is_wanted
 from deployer.steps.serving_fact import ServingFact, light_problem
 from deployer.steps.stop import StopStep
@@ -426,6 +434,9 @@ def test_a_stranger_on_a_followers_port_is_named(monkeypatch: pytest.MonkeyPatch
     assert world.clock.time < 1000 + multinode_launch.LISTEN_S
 
 
+ALONE = ["/opt/venvs/qwen/bin/python", "-m", "sglang.launch_server", "--port", "30000"]
+
+
 def good(own: DeploymentState, argv: list[str]) -> None:
     own.launches = [
         Launch(id="old", variant="x", started=1.0, fingerprint="f", argv=argv, verdict="stopped")
@@ -434,7 +445,7 @@ def good(own: DeploymentState, argv: list[str]) -> None:
 
 
 def test_what_served_is_started_again_on_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    argv = ["/opt/venvs/qwen/bin/python", "-m", "sglang.launch_server", "--port", "30000"]
+    argv = [*ALONE, "--nnodes", "2"]
     for parts in (1, 2):
         world = World(monkeypatch, died(OWN), Script([b"a\n"]))
         for own in world.owns[:parts]:
@@ -451,6 +462,44 @@ def test_what_served_is_started_again_on_all_or_none(monkeypatch: pytest.MonkeyP
             mine, theirs = (jobs.started[-1]["id"] for jobs in world.jobs)
             assert mine == theirs
             assert [own.launches[-1].verdict for own in world.owns] == ["ready", "ready"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_server_of_its_own_that_a_node_had_serves_again(
+    monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """The first launch of all fails: what one host served alone before is not lost for it."""
+    world = World(monkeypatch, died(OWN), Script([b"a\n"]))
+    good(world.owns[rank], ALONE)
+    for jobs in world.jobs:
+        jobs.scripts.append(Script([*UP]))
+    monkeypatch.setattr(LaunchStep, "adopted_again", lambda *words: "")
+    with pytest.raises(StepFailed) as caught:
+        world.run()
+    assert caught.value.what.endswith("its gates were not run again")
+    assert "(launch old) run again" in caught.value.what
+    started = [len(jobs.started) for jobs in world.jobs]
+    assert started == ([2, 1] if rank == 0 else [1, 2])
+    assert "--nnodes" not in world.jobs[rank].started[-1]["script"]
+    assert world.owns[rank].launches[-1].verdict == "ready"
+
+
+def test_a_follower_that_is_lost_at_the_start_leaves_no_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, Script([*UP]), Script([*UP]))
+    third = dataclasses.replace(RANKS[1], host_name="kpro7", node=Node(2, HOSTS, "x:1"))
+    lost = Follower(context(third, state(), FakeJobs([]))[0], LaunchStep(), facts(fact()))
+
+    def dark(*words: Any) -> None:
+        raise Unreachable("dark", where="kpro7")
+
+    monkeypatch.setattr(lost, "start", dark)
+    world.step.followers = [world.follower, lost]
+    with pytest.raises(Unreachable, match="dark"):
+        world.run()
+    assert [len(jobs.started) for jobs in world.jobs] == [0, 1]
+    assert len(world.jobs[1].stopped) == 1
 
 
 def serving(want: Deployment, launch: str = IDENTITY.id, *, listens: bool = True) -> Facts:
@@ -554,7 +603,7 @@ def test_after_a_failed_gate(
     monkeypatch: pytest.MonkeyPatch, rule: str, known: bool, told: str, stopped: int
 ) -> None:
     world = World(monkeypatch, Script([*UP]), Script([*UP]))
-    argv = ["/opt/venvs/qwen/bin/python", "-m", "sglang.launch_server", "--port", "30000"]
+    argv = [*ALONE, "--nnodes", "2"]
     said = f"now_boot={BOOT}\n".encode()
     gpus = b"0000:21:00.0, 4\n0000:41:00.0, 4\n--\n++\n"
     for made in (*world.contexts, world.follower.context):
@@ -924,3 +973,148 @@ def test_a_look_may_leave_one_node_out(tree: Path) -> None:
     assert [want.id for want in options.select((), True, looks=True)] == ["kpro5/big"]
     with pytest.raises(UsageError, match="without kpro6/big"):
         options.select((), True)
+
+
+# ---- going back
+
+
+class Going:
+    """A node as NodesBack.seen and failed look at it."""
+
+    def __init__(self, want: Deployment, own: DeploymentState, seen: Facts) -> None:
+        self.want, self.host, self.own, self.facts = want, want.host_name, own, seen
+        self.saved = 0
+
+    def save(self) -> None:
+        self.saved += 1
+
+
+def going_back(tmp_path: Path, *seen: Facts) -> tuple[NodesBack, list[Any]]:
+    """Both have a launch `old` of variant no-mtp to go to, and what `seen` shows alive."""
+    kept, parts, nodes = Kept(tmp_path / "kept"), [], list[Any]()
+    for now, look in zip(RANKS, seen, strict=True):
+        old = dataclasses.replace(now, variant="no-mtp")
+        recipe = recipe_of(old, MANIFEST)
+        argv = command(old, server_argv(old))
+        part = Launch(
+            id="old",
+            variant="no-mtp",
+            started=1.0,
+            argv=argv,
+            recipe=kept.add(recipe, old.lock_text),
+            fingerprint=Rung("no-mtp").fingerprint(old, MANIFEST),
+        )
+        own = state()
+        own.launches.append(part)
+        parts.append(RollBack(now, part, recipe, kept, lambda: 7.0))
+        nodes.append(Going(then(now, recipe, old.lock_text, part), own, look))
+    back = NodesBack(parts)
+    back.begin(nodes)
+    return back, nodes
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "left"),
+    [
+        (serving(RANKS[0]), serving(RANKS[1]), IDENTITY.id),
+        (serving(RANKS[0]), facts(fact()), ""),
+        (serving(RANKS[0]), serving(RANKS[1], "x"), ""),
+        (facts(fact()), facts(fact()), ""),
+    ],
+)
+def test_what_served_before_is_one_launch_of_all(
+    tmp_path: Path, mine: Facts, theirs: Facts, left: str
+) -> None:
+    back, nodes = going_back(tmp_path, mine, theirs)
+    back.seen(nodes)
+    assert [node.own.rollback.left for node in nodes] == [left, left]
+    assert [node.own.rollback.mark for node in nodes] == [
+        node.own.launches[0].fingerprint for node in nodes
+    ], "the same command, rank and meeting place"
+    # Killed, and the old launch is gone by half: what served before stays known.
+    nodes[0].facts = facts(fact())
+    back.seen(nodes)
+    assert nodes[1].own.rollback.left == left
+    # Rank 1 has begun the launch that is gone back to: that is none of before.
+    job = server_job(nodes[1].want, "no-mtp", mark=nodes[1].own.rollback.mark)
+    nodes[0].facts = nodes[1].facts = facts(fact(job=job))
+    back.seen(nodes)
+    assert nodes[0].own.rollback.left == left
+    back.done(nodes)
+    assert [(node.own.rollback.outcome, node.saved) for node in nodes] == [("done", 1)] * 2
+
+
+def test_a_failed_rollback_of_nodes_tells_what_became_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    back, nodes = going_back(tmp_path, serving(RANKS[0]), serving(RANKS[1]))
+    back.seen(nodes)
+    options = UpOptions(base=tmp_path / "inventory")
+    dark = Unreachable("dark", fix="look")
+    back.failed(nodes, options, Failed({"kpro6": dark}))
+    assert dark.fix == "look; `deploy rollback kpro5/qwen old` goes on"
+    # No record of what served is left: nothing is guessed.
+    gate = GateFailed("it repeats itself", fix="x")
+    back.failed(nodes, options, Failed({"kpro5": gate}))
+    assert f"launch {IDENTITY.id} is not in the state file of kpro5" in gate.what
+    assert "`deploy up kpro5/qwen` launches the playbook" in gate.fix
+    assert nodes[0].own.rollback.outcome == ""
+    monkeypatch.setattr(NodesBack, "_back", lambda *words: "it serves again")
+    gate = GateFailed("it repeats itself", fix="x")
+    back.failed(nodes, options, Failed({"kpro5": gate}))
+    assert (gate.what, gate.fix) == ("it repeats itself; it serves again", "x")
+
+
+def test_another_place_is_no_place_to_go_back_to(tmp_path: Path) -> None:
+    """Nodes were added, taken away or put in another order since; or one of them forgot it."""
+    _, nodes = going_back(tmp_path, facts(), facts())
+    places = [(want, node.own) for want, node in zip(RANKS, nodes, strict=True)]
+    assert unfit(places, "old") == ""
+    assert "kpro6/qwen has no record" in unfit([places[0], (RANKS[1], state())], "old")
+    turned = [(places[1][0], places[0][1]), (places[0][0], places[1][1])]
+    assert "was rank 0 of 2 nodes then, and is rank 1 of 2 nodes now" in unfit(turned, "old")
+    part = nodes[0].own.launches[0]
+    recipe = recipe_of(nodes[0].want, MANIFEST)
+    with pytest.raises(StepBlocked, match=r"was rank 0 of 2 nodes, and .* is a server of its own"):
+        then(PLAIN, recipe, "", part)
+    alone = part.model_copy(update={"argv": ALONE})
+    with pytest.raises(StepBlocked, match=r"was a server of its own, and .* is rank 0 of 2 nodes"):
+        then(RANKS[0], recipe, "", alone)
+    # Where they meet: at the address of now, at the port of then.
+    moved = dataclasses.replace(RANKS[0], node=Node(0, HOSTS, "198.51.100.7:20100"))
+    made = then(moved, recipe, "", part)
+    assert made.serve_args()["dist-init-addr"] == "198.51.100.7:20000"
+
+
+def test_a_restart_does_not_undo_a_rollback_of_nodes() -> None:
+    steps, stop, _ = node_steps(restart_steps())
+    assert stop.restarts and stop in steps
+    assert not node_steps([StopStep(), LaunchStep()])[1].restarts
+    own = state()
+    own.rollback = RolledBack(
+        to="old", mark="m", left="", wish=wish_key(RANKS[1]), commits=["c0ffee"], when=5.0
+    )
+    own.rollback.outcome = "done"
+    seen = serving(RANKS[1])
+    other = dataclasses.replace(seen.need(ServerFact).job, fingerprint="m")  # type: ignore[type-var]
+    plan = stop.plan(RANKS[1], facts(fact(job=other)), own)
+    assert plan.state is PlanState.BLOCKED and plan.stands, plan.reason
+
+
+def test_a_playbook_that_cannot_be_read_leaves_the_nodes_known(tree: Path) -> None:
+    first, second = select(tree, "kpro5/big")
+    kept, told = Kept(tree / ".deploy" / "kept"), list[str]()
+    for want in (first, second):
+        own = state()
+        recipe = kept.add(recipe_of(want, MANIFEST), want.lock_text)
+        argv = command(want, server_argv(want))
+        own.launches = [Launch(id="a", variant="fast", started=1.0, argv=argv, recipe=recipe)]
+        StateFile(tree / ".deploy" / "state", want.host_name).save(
+            HostState(host=want.host_name, deployments={"big": own})
+        )
+    (tree / "playbooks" / "big.yaml").write_text("nodes: [")
+    found = kept_wish.select(
+        Catalog.load(tree / "inventory"), "kpro5/big", tree / ".deploy", told.append
+    )
+    assert [want.id for want in found] == ["kpro6/big", "kpro5/big"]
+    assert [want.node and want.node.rank for want in found] == [0, 1] and len(told) == 1
