@@ -30,6 +30,7 @@ from deployer.steps.launch_restore import (
     command_of,
     last_good,
     note_of,
+    other_weights,
     restored_words,
 )
 from deployer.steps.launch_start import SeenBefore, identify, recorded, start_command
@@ -294,6 +295,7 @@ class LaunchStep(Step):
         except Unreachable as error:
             return f"{either} ({redacted(error.what, key)}){brings}"
         text = restored_words(context.want, then.want, good, launch)
+        text += other_weights(context.want, context.state, good)
         context.note(text, "warning")
         return text
 

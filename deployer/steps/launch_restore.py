@@ -52,6 +52,19 @@ def restored_words(want: Deployment, then: Deployment, good: Launch, launch: Lau
     )
 
 
+def other_weights(want: Deployment, state: DeploymentState, good: Launch) -> str:
+    """That its folder holds another commit by now than it had passed with, and the way back."""
+    flags = dict(zip(good.argv, good.argv[1:], strict=False))
+    then = next((one.model for one in state.validated if one.launch == good.id), "")
+    now = f"{state.manifest.repo}@{state.manifest.commit}" if state.manifest is not None else ""
+    if not then or not now or then == now or flags.get("--model-path") != want.playbook.model.path:
+        return ""
+    return (
+        f"; it had passed with the weights {then}, and {want.playbook.model.path} has {now} by now: "
+        f"`deploy rollback {want.id} {good.id}` brings those back"
+    )
+
+
 def as_launched(want: Deployment, launch: Launch) -> Deployment:
     """The deployment as `launch` knew it: its build, environment, port and served name. Pure.
 

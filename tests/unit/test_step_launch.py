@@ -35,7 +35,9 @@ from deployer.sglang.weights import Tensors
 from deployer.state import Launch
 from deployer.steps import launch as launch_module
 from deployer.steps import launch_wait
+from deployer.steps.known_good import remember
 from deployer.steps.launch import LaunchStep
+from deployer.steps.launch_restore import other_weights
 from deployer.steps.server_wanted import LaunchNote
 from deployer.steps.weights_facts import WeightsFact
 
@@ -166,6 +168,25 @@ def test_known_good_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "exec py --old" in jobs.started[1]["script"]
     assert own.launches[-1].verdict == "ready"
     assert any("gates were not run again" in getattr(event, "text", "") for event in events)
+
+
+def test_a_known_good_launch_whose_weights_were_replaced_is_told_so() -> None:
+    """The same folder has another commit by now; what passed was not this."""
+    own = state()
+    assert own.manifest is not None
+    good = Launch(id="old", variant="mtp", started=1.0, fingerprint="f", verdict="stopped")
+    good.argv = ["py", "--model-path", WANT.playbook.model.path]
+    assert other_weights(WANT, own, good) == ""
+    remember(own, WANT, good)
+    assert other_weights(WANT, own, good) == ""
+    own.manifest = own.manifest.model_copy(update={"commit": "beef"})
+    told = other_weights(WANT, own, good)
+    assert (
+        "passed with the weights acme/tiny@c0ffee, and /srv/models/tiny has acme/tiny@beef" in told
+    )
+    assert "`deploy rollback kpro5/qwen old` brings those back" in told
+    good.argv[2] = "/srv/models/other"
+    assert other_weights(WANT, own, good) == ""
 
 
 def test_known_good_is_started_again_when_the_rest_of_the_ladder_is_left_out(
