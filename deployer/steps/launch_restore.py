@@ -60,8 +60,8 @@ def other_weights(want: Deployment, state: DeploymentState, good: Launch) -> str
     if not then or not now or then == now or flags.get("--model-path") != want.playbook.model.path:
         return ""
     return (
-        f"; it had passed with the weights {then}, and {want.playbook.model.path} has {now} by now: "
-        f"`deploy rollback {want.id} {good.id}` brings those back"
+        f"; it had passed with the weights {then}, and {want.playbook.model.path} has {now} by "
+        f"now: `deploy rollback {want.id} {good.id}` brings those back"
     )
 
 
