@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -19,6 +19,11 @@ from deployer import events as ev
 from deployer.cli.plain import PlainRenderer, printable, progress_text
 
 REDRAWS_PER_S = 4
+NAME, STATE, STEP, SECONDS, TEXT = range(5)
+"""The columns, from left to right."""
+GAP = 2
+LEAST_TEXT = 12
+"""Narrower, the last column says nothing."""
 SPARE_LINES = 3
 """Of the terminal's height: the count below the table, and what is printed above."""
 
@@ -94,26 +99,43 @@ class Board:
         return ", ".join(f"{states.count(one)} {one}" for one in FIRST if one in states)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.table(max(1, console.height - SPARE_LINES))
+        yield self.table(options.max_width, max(1, console.height - SPARE_LINES))
         yield Text(self.count(), style="dim")
 
-    def table(self, lines: int | None = None) -> Table:
-        """At most so many lines; None: all."""
+    def table(self, width: int, lines: int | None = None) -> Table:
+        """So wide at most, and at most so many lines; None: all."""
         rows = list(self.rows.values())
         if lines is not None and len(rows) > lines:
             chosen = sorted(rows, key=lambda row: FIRST.index(row.state))[:lines]
             rows = [row for row in rows if row in chosen]
-        table = Table.grid(padding=(0, 2, 0, 0))
-        for _ in range(3):
-            table.add_column(no_wrap=True)
-        table.add_column(justify="right", no_wrap=True)
-        table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
         now = self._clock()
-        for row in rows:
-            style = STYLES[row.state]
-            words = (row.name, row.state, row.step, row.seconds(now), row.text)
-            table.add_row(*(Text(printable(word), style=style) for word in words))
+        cells = [(row.name, row.state, row.step, row.seconds(now), row.text) for row in rows]
+        sizes = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        kept = _fitting(sizes, width)
+        table = Table.grid(padding=(0, GAP, 0, 0))
+        # A whole word of some says more than pieces of all.
+        sizes[NAME] = min(sizes[NAME], max(1, width - sizes[STATE] - GAP))
+        sizes[TEXT] = max(1, width - sum(sizes[index] + GAP for index in kept if index != TEXT))
+        for index in kept:
+            side: JustifyMethod = "right" if index == SECONDS else "left"
+            table.add_column(no_wrap=True, width=sizes[index], justify=side)
+        for row, words in zip(rows, cells, strict=True):
+            texts = [Text(printable(words[index]), style=STYLES[row.state]) for index in kept]
+            for index, text in zip(kept, texts, strict=True):
+                text.truncate(sizes[index], overflow="ellipsis")
+            table.add_row(*texts)
         return table
+
+
+def _fitting(sizes: Sequence[int], width: int) -> list[int]:
+    """The columns that a line so wide has room for, in their order."""
+    kept, left = [NAME, STATE], width - sizes[NAME] - GAP - sizes[STATE]
+    for index in (SECONDS, STEP, TEXT):
+        left -= GAP + (LEAST_TEXT if index == TEXT else sizes[index])
+        if left < 0:
+            break
+        kept.append(index)
+    return sorted(kept)
 
 
 class TableRenderer:
@@ -157,7 +179,7 @@ class TableRenderer:
         """Leaves the whole table as it is now."""
         self._held = None
         self._stop()
-        self.console.print(self.board.table())
+        self.console.print(self.board.table(self.console.width))
 
     def _say(self, event: ev.Event, style: str) -> None:
         self._style = style

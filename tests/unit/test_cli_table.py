@@ -60,6 +60,31 @@ def test_a_low_terminal_shows_what_matters_first() -> None:
     assert lines[-1].startswith("1 failed, 1 at work")
 
 
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (60, "h01/m  at work  shards  1:15  download 500.0 MB of 1.0 GB (…"),
+        (40, "h01/m  at work  shards  1:15"),
+        (24, "h01/m  at work  1:15"),
+        (20, "h01/m  at work  1:15"),
+        (19, "h01/m  at work"),
+        (13, "h01…  at work"),
+    ],
+)
+def test_a_narrow_terminal_has_whole_words(width: int, line: str) -> None:
+    place = console(20, width)
+    place.print(board())
+    lines = place.export_text().splitlines()
+    assert lines[0].rstrip() == line.rstrip()
+    assert len(lines) >= 6 and max(map(len, lines)) <= width
+
+
+def test_a_terminal_of_one_column_ends_nothing() -> None:
+    renderer = TableRenderer(NAMES, verbose=False, console=console(1, 1))
+    renderer(ev.RunStarted("h01", "h01/m", "r", "up"))
+    renderer.close()
+
+
 def test_warnings_stay_above_the_table_and_a_question_has_the_terminal() -> None:
     place = console()
     renderer = TableRenderer(NAMES, verbose=False, console=place)
