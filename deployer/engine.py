@@ -127,13 +127,13 @@ class Engine:
             try:
                 self._refuse(step, plan, facts)
             except StepFailed as error:
-                step.refused(self._context(step), outcome.changed, error)
+                step.refused(self.context(step.name), outcome.changed, error)
                 raise
             began = time.monotonic()
             self.bus.emit(StepStarted(self.want.host_name, self.want.id, step.name))
             if self.on_step is not None:
                 self.on_step(step.name)
-            acted_upon, context = facts, self._context(step)
+            acted_upon, context = facts, self.context(step.name)
             try:
                 step.apply(context, facts, plan)
                 facts, fresh = self.look(f"after {step.name}"), True
@@ -153,7 +153,7 @@ class Engine:
         learnt = False
         for step in acting:
             try:
-                learnt |= step.prepare(self._context(step))
+                learnt |= step.prepare(self.context(step.name))
             except DeployError as error:
                 self._done(step, "failed", str(error), 0.0)
                 raise
@@ -200,16 +200,17 @@ class Engine:
             fix=after.fix or f"look at `deploy plan {self.want.id}` for what is left: {left}",
         )
 
-    def _context(self, step: Step) -> StepContext:
+    def context(self, step: str) -> StepContext:
+        """What a step acts with."""
         return StepContext(
             want=self.want,
             run_id=self.run_id,
             bus=self.bus,
             transports=self.transports,
-            reprobe=lambda: self.look(f"during {step.name}"),
+            reprobe=lambda: self.look(f"during {step}"),
             state=self.state,
             save=self.save,
-            step=step.name,
+            step=step,
             environ=self.environ,
             keep=self.keep,
         )

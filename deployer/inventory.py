@@ -15,6 +15,7 @@ from deployer import names
 Name = Annotated[str, Field(pattern=names.HOST_NAME)]
 PciAddress = Annotated[str, Field(pattern=names.PCI_ADDRESS)]
 Line = Annotated[str, Field(pattern=names.LINE, max_length=1000)]
+HttpUrl = Annotated[str, Field(pattern=names.HTTP_URL, max_length=1000)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Vmid = Annotated[int, Field(ge=100, le=999_999_999)]
 
@@ -92,7 +93,7 @@ class Container(Strict):
 class RouterCutover(Strict):
     """Traffic goes through a running `smg` or `sglang-router`."""
 
-    url: Line
+    url: HttpUrl
     """As seen from `via`."""
     via: Literal["controller", "host"] = "controller"
     """Who asks it: this machine, or the deployment's host."""
@@ -110,7 +111,7 @@ class HookCutover(Strict):
     after --abort), DEPLOY_FROM and DEPLOY_TO (HOST/NAME that loses and that gets the traffic),
     DEPLOY_FROM_URL and DEPLOY_TO_URL, DEPLOY_MODEL, DEPLOY_MIGRATION (its id). It may run twice."""
     timeout_s: Annotated[float, Field(gt=0, le=3600)] = 60.0
-    probe_url: Line | None = None
+    probe_url: HttpUrl | None = None
     """What clients use; asked all the time for /v1/models to measure the gap. None: not."""
 
 
@@ -121,7 +122,7 @@ class AddressCutover(Strict):
     """The key of `pct config` that holds it; never the one that SSH uses."""
     ip: Annotated[str, Field(pattern=names.CIDR)]
     """With its prefix length: 192.0.2.50/24."""
-    probe_url: Line | None = None
+    probe_url: HttpUrl | None = None
     """As of `hook`."""
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from deployer.errors import DeployError, StepFailed
+import dataclasses
+
+from deployer.errors import DeployError, StepBlocked, StepFailed
 from deployer.inventory import RouterCutover
 from deployer.migrate_gap import Gap
+from deployer.migrate_side import Side, trouble
 from deployer.migrate_way import OUT_S, PHASE, Direction, Way
 from deployer.model import Facts
-from deployer.router import HereDoor, Router, ThereDoor, told
+from deployer.router import Router, Worker, at, told
+from deployer.router_door import doors, key_for, secret
 
 
 class RouterWay(Way):
@@ -21,15 +25,17 @@ class RouterWay(Way):
         return self.rules.router
 
     def router(self) -> Router:
-        """The client."""
+        """The client. With `via: host` the side whose entry names the router is asked first.
+
+        Raises StepBlocked when its API key is not set.
+        """
         rules = self.router_rules
-        environ = self.destination.environ
-        key = environ.get(rules.api_key_env, "") if rules.api_key_env else ""
-        if rules.via == "controller":
-            return Router(HereDoor(rules.url, key), rules.url)
         names = self.destination.want.entry
-        side = self.destination if names.cutover or names.replica else self.source
-        return Router(ThereDoor(side.host, rules.url, key), rules.url)
+        first = self.destination if names.cutover or names.replica else self.source
+        other = self.source if first is self.destination else self.destination
+        key = key_for(rules, self.destination.environ)
+        hosts = [] if rules.via == "controller" else [first.host, other.host]
+        return Router(doors(rules, key, hosts), rules.url)
 
     def words(self) -> str:
         """See Way."""
@@ -38,69 +44,136 @@ class RouterWay(Way):
         return f"at the router {url}: POST /workers {new}, wait until healthy, DELETE {old}"
 
     def obstacles(self, source: Facts | None, destination: Facts | None) -> list[tuple[str, str]]:
-        """The router answers, and the source is one of its workers."""
+        """The router answers, the source is one of its workers, and the destination not yet."""
         rules = self.router_rules
-        if rules.api_key_env and not self.destination.environ.get(rules.api_key_env):
-            return [(f"{rules.api_key_env} (cutover.router.api_key_env) is not set", "export it")]
+        found = []
+        for side in (self.source, self.destination):
+            try:
+                server_key(side)
+            except StepBlocked as error:
+                if (error.what, error.fix) not in found:
+                    found.append((error.what, error.fix))
         old, new = self.source.want.worker_url, self.destination.want.worker_url
         if old == new:
             fix = "give each deployment its own worker_url"
-            return [(f"source and destination are both {old} to the router", fix)]
-        router = self.router()
-        workers = router.workers()
-        if not self.record.cut and router.find(old) is None:
-            return [
+            return [*found, (f"source and destination are both {old} to the router", fix)]
+        workers = self.router().workers()
+        there = at(workers, old)
+        if there is None and not self.record.cut:
+            found.append(
                 (
                     f"the router {rules.url} has no worker {old}; it has {told(workers)}",
                     f"set worker_url of {self.source.want.id} to how the router knows it",
                 )
-            ]
-        return []
+            )
+        gets = at(workers, new)
+        unproven = destination is not None and trouble(self.destination.want, destination)
+        if gets is not None and gets.ready and unproven and not self.record.started:
+            what = (
+                f"{rules.url} sends requests to {new}, which does not serve as proven: {unproven}"
+            )
+            fix = f"`deploy verify {self.destination.want.id}`, or take it out of the router"
+            found.append((what, fix))
+        if there is not None and there.kind != "regular":
+            what = f"{old} is a {there.kind} worker of {rules.url}"
+            fix = "one part of a disaggregated server is not moved by itself; use cutover.hook"
+            found.append((what, fix))
+        return found
 
     def remember(self) -> None:
         """Was the destination a worker before? Then it stays one."""
         self.record.routed_before = self.router().find(self.destination.want.worker_url) is not None
 
+    def hold_back(self) -> None:
+        """A list of workers that names the destination already sends it requests unproven."""
+        if self.record.served_before or self.record.cut:
+            return
+        url, side, router = self.destination.want.worker_url, self.destination, self.router()
+        if router.find(url) is None:
+            return
+        router.take_out(url, OUT_S, self.tick(None))
+        side.note("launch", f"{url} is taken out of {self.router_rules.url} until it has passed")
+
     def move(self, direction: Direction) -> Gap | None:
         """See Way."""
         loses, gets = self.sides(direction)
         old, new = loses.want.worker_url, gets.want.worker_url
-        router = self.router()
-        there = router.find(new)
-        worker = there.id if there is not None else ""
+        router, tick = self.router(), self.tick(gets)
+        workers = router.workers()
+        before, there = at(workers, old), at(workers, new)
         if there is None or not there.ready:
-            name = gets.want.playbook.serve.api_key_env
-            worker = router.add(new, api_key=gets.environ.get(name, "") if name else "")
-            if direction == "forward":
-                self.record.worker = worker
-                self.save()
-        router.await_ready(new, worker, self.router_rules.ready_s, self.tick(gets))
+            there = router.take_in(
+                new,
+                self.router_rules.ready_s,
+                tick,
+                api_key=server_key(gets),
+                like=self._like(before, loses),
+                noted=lambda worker_id: self._added(direction, worker_id),
+            )
+        if direction == "forward":
+            self._same_names(router, before, there)
         gets.note(PHASE, f"the router has {new} and finds it healthy")
         if direction == "back" and self.record.routed_before:
             loses.note(PHASE, f"{old} was a worker before the migration and stays one")
             return None
-        if router.remove(old, self.record.worker if direction == "back" else ""):
-            if not router.await_out(old, OUT_S, self.tick(gets), drained=False):
-                raise StepFailed(
-                    f"the router still lists {old} {OUT_S:g} s after it was taken out",
-                    where=self.router_rules.url,
-                    fix="look at the router's log; then run the same command again",
-                )
+        added = self.record.worker if direction == "back" else ""
+        if router.take_out(old, OUT_S, tick, added):
             gets.note(PHASE, f"the router has let {old} go; its requests end by themselves")
         return None
+
+    def _added(self, direction: Direction, worker_id: str) -> None:
+        if direction == "forward":
+            self.record.worker = worker_id
+            self.save()
+
+    def _like(self, worker: Worker | None, side: Side) -> Worker | None:
+        """The worker whose place is taken; its names where they are not the server's own."""
+        if worker is None:
+            return None
+        own = side.want.playbook.model.served_name
+        return dataclasses.replace(worker, models=()) if own in worker.models else worker
+
+    def _same_names(self, router: Router, old: Worker | None, new: Worker) -> None:
+        """Who asks for the model by a name that the router knows still gets an answer.
+
+        Raises StepFailed, with the new worker out again.
+        """
+        lost = set(old.models) - set(new.models) if old is not None else set()
+        if not lost:
+            return
+        url = self.destination.want.worker_url
+        has = ", ".join(new.models) or "none: could it not ask, is the server's API key another?"
+        error = StepFailed(
+            f"the router does not know {', '.join(sorted(lost))} of worker {url}; it has {has}",
+            where=self.router_rules.url,
+            fix="`deploy logs`; correct it, then run the same command again, or --abort",
+        )
+        if not self.record.routed_before:
+            try:
+                router.take_out(url, OUT_S, self.tick(None), self.record.worker)
+            except DeployError as other:
+                error.add(f"and it was not taken out again: {other.what}")
+        raise error
 
     def problem(self, direction: Direction) -> str:
         """See Way."""
         loses, gets = self.sides(direction)
         old, new = loses.want.worker_url, gets.want.worker_url
-        workers = {one.url.rstrip("/"): one for one in self.router().workers()}
-        there, gone = workers.get(new), workers.get(old)
+        workers = self.router().workers()
+        there, gone = at(workers, new), at(workers, old)
         if there is None or not there.ready:
             return f"the router finds {new} {'unhealthy' if there else 'not in its list'}"
         stays = direction == "back" and self.record.routed_before
         if gone is not None and gone.ready and not stays:
             return f"the router still sends requests to {old}"
         return ""
+
+    def lost(self, direction: Direction) -> bool:
+        """See Way: a router that was started again has the list of its command line, or none."""
+        loses, gets = self.sides(direction)
+        workers = self.router().workers()
+        there, gone = at(workers, gets.want.worker_url), at(workers, loses.want.worker_url)
+        return there is None or (there.ready and gone is not None and gone.ready)
 
     def seen_by_clients(self, direction: Direction) -> str:
         """See Way. A router that is asked from the dark host tells nothing."""
@@ -109,10 +182,7 @@ class RouterWay(Way):
         except DeployError:
             return ""
 
-    def drained(self, direction: Direction, limit_s: float) -> str:
-        """See Way."""
-        loses, gets = self.sides(direction)
-        old = loses.want.worker_url
-        if self.router().await_out(old, limit_s, self.tick(gets), drained=True):
-            return f"the router counts no request on {old}"
-        return f"the router still counts requests on {old} after {limit_s:g} s"
+
+def server_key(side: Side) -> str:
+    """The API key of a side's server, which the router sends it. Raises StepBlocked."""
+    return secret(side.environ, side.want.playbook.serve.api_key_env, "serve.api_key_env")

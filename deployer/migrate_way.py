@@ -64,6 +64,10 @@ class Way(ABC):
         """Notes in the record what `back` must know of before; asked once, before any move."""
         return
 
+    def hold_back(self) -> None:
+        """Asked before and while the destination comes up: no traffic before it has passed."""
+        return
+
     @abstractmethod
     def move(self, direction: Direction) -> Gap | None:
         """Moves the traffic; the gap where it is measured. Raises DeployError."""
@@ -72,6 +76,13 @@ class Way(ABC):
         """Why the traffic is not where it should be, as seen now; '' when it is, or not seen."""
         return ""
 
+    def lost(self, direction: Direction) -> bool:
+        """Has the traffic left its place though nobody finds the server bad? Then it moves again.
+
+        Raises DeployError.
+        """
+        return False
+
     def seen_by_clients(self, direction: Direction) -> str:
         """What clients find bad of the new server; '' when nothing, or when that is not measured.
 
@@ -79,23 +90,19 @@ class Way(ABC):
         """
         return ""
 
-    def drained(self, direction: Direction, limit_s: float) -> str:
-        """Waits for what still runs on the old side; what came of it, '' when it cannot be told."""
-        return ""
-
     def sides(self, direction: Direction) -> tuple[Side, Side]:
         """(who loses the traffic, who gets it)."""
         pair = (self.source, self.destination)
         return pair if direction == "forward" else (pair[1], pair[0])
 
-    def tick(self, side: Side) -> Callable[[str, float, float], None]:
-        """Shows a wait, and ends it when the server that is waited for is gone."""
+    def tick(self, side: Side | None) -> Callable[[str, float, float], None]:
+        """Shows a wait, and ends it when the server that is waited for is gone. None: no server."""
         looked = time.monotonic()
 
         def tick(what: str, spent: float, limit: float) -> None:
             nonlocal looked
-            side.progress(PHASE, what, spent, limit)
-            if time.monotonic() - looked >= 5.0:
+            (side or self.destination).progress(PHASE, what, spent, limit)
+            if side is not None and time.monotonic() - looked >= 5.0:
                 looked = time.monotonic()
                 if why := trouble(side.want, side.gather()):
                     raise StepFailed(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import ipaddress
 import re
 import urllib.parse
 from collections.abc import Iterable
@@ -46,6 +47,9 @@ DRIVER_VERSION = r"^\d+(\.\d+)+$"
 ENGINE_VERSION = r"^\d+(\.\d+)*([a-z0-9.]+)?$"
 PYTHON_VERSION = r"^3\.\d+$"
 UV_VERSION = r"^[0-9.<>=!~, *]+$"
+_PORT = r"([1-9]\d{0,3}|[1-5]\d{4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])"
+HTTP_URL = rf"^https?://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:{_PORT})?(/[A-Za-z0-9._~/%-]*)?$"
+"""Without a user, a query or a fragment: it is shown, and paths are added to it."""
 
 PLAIN_WORDS: dict[str, str] = {
     HOST_NAME: "a name of lower-case letters, digits and inner dashes (at most 63)",
@@ -77,6 +81,7 @@ PLAIN_WORDS: dict[str, str] = {
     ENGINE_VERSION: 'a version like "0.5.11"',
     PYTHON_VERSION: 'a Python version like "3.12"',
     UV_VERSION: 'a version range like ">=0.5"',
+    HTTP_URL: "a URL like http://192.0.2.5:30000, without user, query and blanks",
 }
 """What each pattern means to a reader; every pattern of the models stands here (tested)."""
 
@@ -177,4 +182,22 @@ def plain_url(url: str) -> tuple[str, str, int, str]:
     except ValueError:
         # No URL at all: who asks for it is told so; here it is equal to itself only.
         return "", text, 0, ""
-    return parts.scheme, (parts.hostname or "").lower(), port, parts.path.rstrip("/")
+    return parts.scheme, plain_host(parts.hostname or ""), port, parts.path.rstrip("/")
+
+
+def plain_host(host: str) -> str:
+    """In lower case; an IP address in its one short form."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return host.lower().rstrip(".")
+
+
+def is_loopback(url: str) -> bool:
+    """Is it another server on each machine?"""
+    host = plain_url(url)[1]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified

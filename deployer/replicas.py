@@ -15,13 +15,15 @@ from deployer.errors import DeployError, StepBlocked, StepFailed
 from deployer.events import Bus, Note, Progress
 from deployer.inventory import Replica
 from deployer.model import Facts
-from deployer.names import same_url
 from deployer.remote.transport import Transport
-from deployer.router import EVERY_S, Door, HereDoor, Router, ThereDoor, told
+from deployer.router import EVERY_S, Router, Worker, at, told
+from deployer.router_door import Door, doors, key_for, secret
 from deployer.steps.server_facts import ServerFact
 
 INTERRUPTS = ("driver", "gpus", "container", "stop", "launch")
 """Steps that end a server, or may."""
+SUDDENLY = ("driver", "gpus", "container")
+"""Those of them that do not wait for its requests themselves."""
 
 OUT_S = 30.0
 IN_S = 30.0
@@ -50,14 +52,10 @@ class Membership:
         self.leaves_for_good = leaves_for_good
         self.out = False
         """Gets no requests: taken out by this run, or found so."""
-        key = environ.get(rules.router.api_key_env, "") if rules.router.api_key_env else ""
-        url = rules.router.url
+        self.environ = environ
         if door is None:
-            via_here = rules.router.via == "controller"
-            door = HereDoor(url, key) if via_here else ThereDoor(host, url, key)
-        self.router = Router(door, url)
-        name = want.playbook.serve.api_key_env
-        self._server_key = environ.get(name, "") if name else ""
+            door = doors(rules.router, key_for(rules.router, environ), [host])
+        self.router = Router(door, rules.router.url)
 
     def serves(self) -> bool:
         """Does it get requests now?"""
@@ -68,10 +66,16 @@ class Membership:
         """Ids of the other replicas that get no requests now."""
         return list(self._missing())
 
-    def before(self, step: str) -> None:
-        """Called before a step acts. Raises StepBlocked when too few others serve."""
-        if step in INTERRUPTS and not self.out:
-            self.leave()
+    def before(self, step: str, empty: Callable[[], str]) -> None:
+        """Called before a step acts. Raises StepBlocked when too few others serve.
+
+        `empty` waits until no request runs on the server, and says what came of it.
+        """
+        if step not in INTERRUPTS or self.out:
+            return
+        self.leave()
+        if step in SUDDENLY and (came := empty()):
+            self._note(came)
 
     def leave(self) -> None:
         """Out of the router, as far as it is in. Raises StepBlocked, StepFailed, Unreachable."""
@@ -84,6 +88,7 @@ class Membership:
         if there.ready and not self.leaves_for_good:
             self._await_others()
         self.router.remove(url)
+        # From here on a failure must put it back.
         self.out = True
         if there.ready and not self.leaves_for_good:
             # Another controller may have taken another one out in the same moment.
@@ -92,17 +97,11 @@ class Membership:
             except DeployError:
                 self.join()
                 raise
-        if not self.router.await_out(url, OUT_S, self._tick, drained=False):
-            raise StepFailed(
-                f"the router still lists {url} {OUT_S:g} s after it was taken out",
-                where=f"{self.want.id} {STEP}",
-                fix="look at the router's log; then run the same command again",
-            )
+        self.router.take_out(url, OUT_S, self._tick)
         self._note(
             f"taken out of {self.rules.router.url}; its requests have "
             f"{self.want.playbook.stop.drain_s:g} s to end"
         )
-        self.router.await_out(url, self.want.playbook.stop.drain_s, self._tick, drained=True)
 
     def join(self) -> None:
         """In the router, healthy. Raises StepFailed, Unreachable."""
@@ -111,10 +110,29 @@ class Membership:
         if there is not None and there.ready:
             self.out = False
             return
-        worker = self.router.add(url, api_key=self._server_key)
-        self.router.await_ready(url, worker, self.rules.router.ready_s, self._tick)
+        # A router that knows no key, or another one, sends requests there that are all refused.
+        name = self.want.playbook.serve.api_key_env
+        key = secret(self.environ, name, "serve.api_key_env")
+        taken = self.router.take_in(url, self.rules.router.ready_s, self._tick, api_key=key)
+        self._is_known(taken)
         self.out = False
         self._note(f"in {self.rules.router.url}, and healthy there")
+
+    def _is_known(self, worker: Worker) -> None:
+        """Raises StepFailed, with the worker out again, when the router could not ask it.
+
+        With a key that the server does not know, all that is sent there is refused.
+        """
+        others = [at(self.router.workers(), peer.url) for peer in self.want.peers]
+        if worker.models or not any(one is not None and one.models for one in others):
+            return
+        self.router.take_out(self.want.worker_url, OUT_S, self._tick)
+        self.out = True
+        raise StepFailed(
+            f"the router could not ask {worker.url} for its model, as it could the others",
+            where=f"{self.want.id} {STEP}",
+            fix="is serve.api_key_env the key that this server was started with? `deploy restart`",
+        )
 
     def settle(self, look: Callable[[], Facts], known_good: str) -> None:
         """After a failure: in again when a known-good server serves; what came of it is said.
@@ -134,12 +152,11 @@ class Membership:
     def _missing(self) -> dict[str, bool]:
         """The others that get no requests, and whether the router is still taking them in."""
         workers = self.router.workers()
-        ready = [one for one in workers if one.ready]
-        coming = [one for one in workers if not one.ready and not one.draining]
+        seen = {peer.id: at(workers, peer.url) for peer in self.want.peers}
         return {
-            peer.id: any(same_url(one.url, peer.url) for one in coming)
-            for peer in self.want.peers
-            if not any(same_url(one.url, peer.url) for one in ready)
+            name: one is not None and not one.draining
+            for name, one in seen.items()
+            if one is None or not one.ready
         }
 
     def _await_others(self) -> None:

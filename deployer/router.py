@@ -1,133 +1,44 @@
 """Speaks with a running `smg` or `sglang-router` by its HTTP API: workers in, workers out.
 
-Seen with sglang-router 0.3.2 and smg 1.13.0: POST /workers answers 202 with the worker's id before
-the worker has been probed; a URL that is there already gets 202 (router) or 409 (smg). DELETE takes
-a worker out at once; what runs on it ends. smg lists it as `draining` until then, the router does
-not list it any more. GET /workers tells `is_healthy`.
+Seen with sglang-router 0.2.4 to 0.3.2 and smg 1.1.0 to 1.13.0, on a CPU:
+- POST /workers answers 202 with the worker's id before the worker has been probed. A probe that
+  fails may end the addition for good after seconds (0.2, 0.3, smg 1.1) or be repeated for minutes.
+  A URL that is there already gets 202, from smg 1.8 on 409.
+- DELETE takes a worker out of the choice at once; what runs on it goes on. smg lists it as
+  `draining` for a fixed time (5 s), whatever still runs; the others drop it from the list. So the
+  router never tells that a server is empty: that is asked of the server.
+- DELETE may be accepted and come to nothing (0.3.0, at times).
+- A URL that drains cannot be added before it is gone (409).
+- With --dp-aware a URL is listed once for each rank, as URL@RANK. Older ones drop the ranks only by
+  the id of the URL itself, which POST tells.
+- A URL with and one without a slash at its end are two workers.
+- A worker whose model cannot be asked (another API key) is listed healthy, its model `unknown`.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from deployer.errors import StepFailed, Unreachable
+from deployer.errors import DeployError, StepFailed, Unreachable
 from deployer.names import same_url
-from deployer.remote.transport import Transport
+from deployer.router_door import REACH, Door, Reply
 
 EVERY_S = 0.25
-ASK_S = 15.0
-"""Of one request to the router."""
-
-
-@dataclass(frozen=True)
-class Reply:
-    """The answer of the router. `body` is its JSON, None when it is none."""
-
-    status: int
-    body: Any
-    text: str = ""
-
-
-class Door(Protocol):
-    """A place that reaches the router."""
-
-    def ask(self, method: str, path: str, body: Any = None) -> Reply:
-        """One request. Raises Unreachable when no answer comes."""
-
-
-class HereDoor:
-    """From the controller."""
-
-    def __init__(self, url: str, key: str = "") -> None:
-        self.url, self.key = url.rstrip("/"), key
-
-    def ask(self, method: str, path: str, body: Any = None) -> Reply:
-        """See Door."""
-        request = urllib.request.Request(self.url + path, method=method)
-        request.data = None if body is None else json.dumps(body).encode()
-        request.add_header("Content-Type", "application/json")
-        if self.key:
-            request.add_header("Authorization", f"Bearer {self.key}")
-        try:
-            # A proxy of the environment is for the Internet, not for the router.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            with opener.open(request, timeout=ASK_S) as answer:
-                return reply(answer.status, answer.read())
-        except urllib.error.HTTPError as error:
-            return reply(error.code, error.read())
-        except (OSError, ValueError) as error:
-            raise self._dark(error) from error
-
-    def _dark(self, error: Exception) -> Unreachable:
-        why = getattr(error, "reason", error)
-        return Unreachable(f"the router does not answer: {why}", where=self.url, fix=REACH)
-
-
-REACH = "is it running, and does cutover.router.via name a place that reaches it?"
-_THERE = """
-import json, sys, urllib.error, urllib.request
-asked = json.load(sys.stdin)
-request = urllib.request.Request(asked["url"], method=asked["method"])
-request.data = None if asked["body"] is None else json.dumps(asked["body"]).encode()
-request.add_header("Content-Type", "application/json")
-if asked["key"]:
-    request.add_header("Authorization", "Bearer " + asked["key"])
-opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-try:
-    with opener.open(request, timeout=asked["timeout_s"]) as answer:
-        said = {"status": answer.status, "text": answer.read().decode("utf-8", "replace")}
-except urllib.error.HTTPError as error:
-    said = {"status": error.code, "text": error.read().decode("utf-8", "replace")}
-except (OSError, ValueError) as error:
-    said = {"status": 0, "text": str(getattr(error, "reason", error))}
-print(json.dumps(said))
-"""
-
-
-class ThereDoor:
-    """From a target, by its python3; the key travels by stdin."""
-
-    def __init__(self, transport: Transport, url: str, key: str = "") -> None:
-        self.transport, self.url, self.key = transport, url.rstrip("/"), key
-
-    def ask(self, method: str, path: str, body: Any = None) -> Reply:
-        """See Door."""
-        asked = {"url": self.url + path, "method": method, "body": body}
-        answer = self.transport.run(
-            'exec python3 -I -c "$1"\n',
-            args=(_THERE,),
-            stdin=json.dumps({**asked, "key": self.key, "timeout_s": ASK_S}).encode(),
-            timeout_s=ASK_S + 15.0,
-        )
-        where = f"{self.url} from {self.transport.name}"
-        try:
-            said = json.loads(answer.stdout)
-            status, text = int(said["status"]), str(said["text"])
-        except (ValueError, KeyError, TypeError):
-            told = (answer.error_text.strip() or f"exit {answer.exit}").splitlines()[-1]
-            raise StepFailed(
-                f"the router could not be asked: {told}", where=where, fix="is python3 there?"
-            ) from None
-        if not status:
-            raise Unreachable(f"the router does not answer: {text}", where=where, fix=REACH)
-        return reply(status, text.encode())
-
-
-def reply(status: int, raw: bytes) -> Reply:
-    """The answer with its JSON, if it is any."""
-    text = raw.decode("utf-8", "replace")
-    try:
-        return Reply(status, json.loads(text), text)
-    except ValueError:
-        return Reply(status, None, text)
+AGAIN_S = 2.0
+"""Between two requests to take the same worker in, or out."""
+DARK_S = 15.0
+"""How long a router that answered may be dark: it may be started again."""
+GATEWAY = (502, 503, 504)
+"""What a proxy in front of it says while it does not run."""
+NEUTRAL = (50, 1.0)
+"""Priority and cost that a router gives by itself."""
+_RANK = re.compile(r"@\d{1,4}$")
+_ID = re.compile(r"with ID ([0-9a-f-]{36})")
 
 
 @dataclass(frozen=True)
@@ -136,13 +47,20 @@ class Worker:
 
     id: str
     url: str
-    model: str = ""
+    models: tuple[str, ...] = ()
+    """Names by which clients ask for it; none when the router does not know."""
     healthy: bool = False
     status: str = ""
     """smg: pending, ready, draining, ...; '' with sglang-router."""
     load: int = 0
     why: str = ""
     """What the router says of an addition that has not come about yet."""
+    kind: str = "regular"
+    """regular, prefill, decode, ..."""
+    priority: int = NEUTRAL[0]
+    cost: float = NEUTRAL[1]
+    failed: bool = False
+    """Its addition has ended without it."""
 
     @property
     def ready(self) -> bool:
@@ -151,8 +69,17 @@ class Worker:
 
     @property
     def draining(self) -> bool:
-        """It gets none any more, and some still run on it."""
+        """It gets none any more, and some may still run on it."""
         return self.status == "draining"
+
+    @property
+    def ranked(self) -> bool:
+        """Is it one data-parallel rank of a server?"""
+        return _RANK.search(self.url) is not None
+
+    def is_at(self, url: str) -> bool:
+        """Is it, or is it a rank of, the server of this URL?"""
+        return same_url(_RANK.sub("", self.url), url)
 
 
 def parse_worker(row: Any) -> Worker | None:
@@ -161,15 +88,27 @@ def parse_worker(row: Any) -> Worker | None:
         return None
     job, load = row.get("job_status"), row.get("load")
     job = job if isinstance(job, dict) else {}
+    priority, cost = row.get("priority"), row.get("cost")
     return Worker(
         str(row.get("id", "")),
         row["url"],
-        str(row.get("model_id") or ""),
+        _models(row),
         row.get("is_healthy") is True,
         str(row.get("status") or ""),
         load if isinstance(load, int) else 0,
         str(job.get("message") or job.get("status") or ""),
+        str(row.get("worker_type") or "regular"),
+        priority if isinstance(priority, int) else NEUTRAL[0],
+        float(cost) if isinstance(cost, int | float) else NEUTRAL[1],
+        job.get("status") == "failed" or row.get("status") == "failed",
     )
+
+
+def _models(row: dict[str, Any]) -> tuple[str, ...]:
+    listed = row.get("models")
+    names = [one.get("id") if isinstance(one, dict) else one for one in listed or ()]
+    names = names or [row.get("model_id")]
+    return tuple(str(name) for name in names if name and name != "unknown")
 
 
 Tick = Callable[[str, float, float], None]
@@ -198,81 +137,151 @@ class Router:
         return [worker for row in rows if (worker := parse_worker(row)) is not None]
 
     def find(self, url: str) -> Worker | None:
-        """The listed worker of this URL."""
-        return next((one for one in self.workers() if same_url(one.url, url)), None)
+        """The worker of this URL, see `at`."""
+        return at(self.workers(), url)
 
-    def add(self, url: str, *, api_key: str = "") -> str:
+    def add(self, url: str, *, api_key: str = "", like: Worker | None = None) -> str:
         """Asks for the addition and returns the worker's id; one that is there is no error.
 
-        Raises StepFailed.
+        '' when the router does not tell it. `like`: the worker whose names, priority and cost it
+        shall have. Raises StepFailed, Unreachable.
         """
-        body: dict[str, Any] = {"url": url.rstrip("/")}
+        body: dict[str, Any] = {"url": posted(url)}
         if api_key:
             body["api_key"] = api_key
+        if like is not None:
+            body |= _like(like)
         said = self.door.ask("POST", "/workers", body)
         if said.status == 409:
-            found = re.search(r"with ID ([0-9a-f-]{36})", said.text)
+            found = _ID.search(said.text)
             if found:
                 return found[1]
             listed = self.find(url)
-            if listed is not None:
-                return listed.id
+            # It may have left in the meantime.
+            return listed.id if listed is not None else ""
         if said.status not in (200, 201, 202) or not isinstance(said.body, dict):
             raise self._odd(f"POST /workers {url}", said)
         return str(said.body.get("worker_id") or said.body.get("id") or "")
 
-    def await_ready(self, url: str, worker_id: str, limit_s: float, tick: Tick) -> Worker:
-        """Waits until it gets requests. Raises StepFailed at the limit."""
-        began, why = self.now(), ""
-        while True:
-            worker = self.find(url) or self._one(worker_id)
+    def take_in(
+        self,
+        url: str,
+        limit_s: float,
+        tick: Tick,
+        *,
+        api_key: str = "",
+        like: Worker | None = None,
+        noted: Callable[[str], None] = lambda worker_id: None,
+    ) -> Worker:
+        """Adds it and waits until it gets requests; again when the router has dropped it.
+
+        `noted` is told the id of each addition. Raises StepFailed at the limit.
+        """
+        asked, worker_id = -AGAIN_S, ""
+
+        def look(spent: float) -> tuple[Worker | None, str]:
+            nonlocal asked, worker_id
+            worker = self.find(url)
             if worker is not None and worker.ready:
-                return worker
-            why = (worker.why or worker.status) if worker is not None else "it is not listed"
+                return worker, ""
+            if worker is None or worker.draining:
+                coming = self._one(worker_id)
+                lost = coming is None or coming.failed or coming.draining
+                # smg 1.8 takes the URL of draining ranks, and drops the new ones with the old.
+                lost = lost and not (worker is not None and worker.ranked)
+                if lost and spent - asked >= AGAIN_S:
+                    worker_id, asked = self.add(url, api_key=api_key, like=like), spent
+                    noted(worker_id)
+                worker = coming or worker
+            if worker is None:
+                return None, "it is not listed"
+            return None, worker.why or worker.status or "unhealthy"
+
+        return self._until(look, f"the router takes {url} in", limit_s, tick, url)
+
+    def _until(
+        self,
+        look: Callable[[float], tuple[Worker | None, str]],
+        what: str,
+        limit_s: float,
+        tick: Tick,
+        url: str,
+    ) -> Worker:
+        """Looks until there is a worker. A router that is started again meanwhile is waited for.
+
+        Raises StepFailed at the limit, Unreachable when it is dark for DARK_S, or at first.
+        """
+        began, seen = self.now(), -DARK_S
+        while True:
             spent = self.now() - began
+            try:
+                worker, why = look(spent)
+                seen = spent
+            except Unreachable as error:
+                if spent - seen >= DARK_S:
+                    raise
+                worker, why = None, error.what
+            if worker is not None:
+                return worker
             if spent >= limit_s:
                 raise StepFailed(
-                    f"worker {url} did not become healthy in {limit_s:g} s: {why or 'unhealthy'}",
+                    f"worker {url} did not become healthy in {limit_s:g} s: {why}",
                     where=self.where,
                     fix="does the router reach that address? deployments have worker_url for it",
                 )
-            tick(f"the router takes {url} in", spent, limit_s)
+            tick(what, spent, limit_s)
             self.sleep(EVERY_S)
 
     def remove(self, url: str, worker_id: str = "") -> bool:
-        """Takes a worker out; what runs on it ends. False when it was not there.
+        """Takes a worker out, each time that it is listed. False when it was not there.
 
         `worker_id`: of an addition that may not be listed yet. Raises StepFailed.
         """
-        listed = self.find(url)
-        if listed is not None and listed.draining:
+        rows = [one for one in self.workers() if one.is_at(url)]
+        live = [one.id for one in rows if not one.draining]
+        if rows and not live:
             return True
-        target = listed.id if listed is not None else worker_id
-        if not target:
+        found = [self._delete(one) for one in live or [worker_id] if one]
+        return any(found)
+
+    def take_out(self, url: str, limit_s: float, tick: Tick, worker_id: str = "") -> bool:
+        """The same, and waits until it gets no requests any more; what it has runs on.
+
+        Raises StepFailed at the limit.
+        """
+        if not self.remove(url, worker_id):
             return False
-        said = self.door.ask("DELETE", f"/workers/{urllib.parse.quote(target, '')}")
+        began, asked, base = self.now(), 0.0, ""
+        while (worker := self.find(url)) is not None and not worker.draining:
+            spent = self.now() - began
+            if spent >= limit_s:
+                raise StepFailed(
+                    f"the router still lists {url} {limit_s:g} s after it was taken out",
+                    where=self.where,
+                    fix="does its service discovery put it back? take it out there; then run the "
+                    "same command again",
+                )
+            if spent - asked >= AGAIN_S:
+                asked = spent
+                if worker.ranked and not base:
+                    # Its id is known once it was asked for, and that must be over before it goes.
+                    base = self.add(url)
+                else:
+                    self.remove(url)
+                    if base:
+                        self._delete(base)
+            tick(f"{url} leaves", spent, limit_s)
+            self.sleep(EVERY_S)
+        return True
+
+    def _delete(self, worker_id: str) -> bool:
+        """False when there is no such worker."""
+        said = self.door.ask("DELETE", f"/workers/{urllib.parse.quote(worker_id, '')}")
         if said.status == 404:
             return False
         if said.status not in (200, 202, 204):
-            raise self._odd(f"DELETE /workers/{target}", said)
+            raise self._odd(f"DELETE /workers/{worker_id}", said)
         return True
-
-    def await_out(self, url: str, limit_s: float, tick: Tick, *, drained: bool) -> bool:
-        """Waits until it gets no requests any more; with `drained` also until none runs on it.
-
-        False at the limit. Only smg tells of running ones; with sglang-router ask the server.
-        """
-        began = self.now()
-        while True:
-            worker = self.find(url)
-            if worker is None or (worker.draining and not drained):
-                return True
-            spent = self.now() - began
-            if spent >= limit_s:
-                return False
-            left = f"{worker.load} requests run on {url}" if worker.draining else f"{url} leaves"
-            tick(left, spent, limit_s)
-            self.sleep(EVERY_S)
 
     def _one(self, worker_id: str) -> Worker | None:
         if not worker_id:
@@ -280,12 +289,45 @@ class Router:
         said = self.door.ask("GET", f"/workers/{urllib.parse.quote(worker_id, '')}")
         return parse_worker(said.body) if said.status == 200 else None
 
-    def _odd(self, what: str, said: Reply) -> StepFailed:
-        fix = "is this an smg or sglang-router, and the API key right (cutover.router.api_key_env)?"
-        evidence = tuple(said.text.splitlines()[:5])
+    def _odd(self, what: str, said: Reply) -> DeployError:
+        if said.status in GATEWAY:
+            return Unreachable(f"{what}: status {said.status}", where=self.where, fix=REACH)
+        fix = "is this an smg or sglang-router, and the API key right (router.api_key_env)?"
+        evidence = tuple(line[:300] for line in said.text.splitlines()[:5])
         return StepFailed(
             f"{what}: status {said.status}", where=self.where, fix=fix, evidence=evidence
         )
+
+
+def at(workers: Sequence[Worker], url: str) -> Worker | None:
+    """What the list says of a server: ready when it, or each of its ranks, is.
+
+    One that drains counts only where nothing else of it is listed.
+    """
+    rows = [one for one in workers if one.is_at(url)]
+    live = [one for one in rows if not one.draining]
+    if not live:
+        return rows[0] if rows else None
+    whole = next((one for one in live if one.ready and not one.ranked), None)
+    return whole or next((one for one in live if not one.ready), live[0])
+
+
+def posted(url: str) -> str:
+    """The URL as routers take it: a scheme in lower case, no slash at the end."""
+    scheme, found, rest = url.partition("://")
+    return (f"{scheme.lower()}://{rest}" if found else f"http://{url}").rstrip("/")
+
+
+def _like(worker: Worker) -> dict[str, Any]:
+    """What a worker in its place is to be told of: only what a router does not find by itself."""
+    body: dict[str, Any] = {}
+    if worker.models:
+        # sglang-router knows the first form, smg the second.
+        body["model_id"] = worker.models[0]
+        body["models"] = [{"id": name} for name in worker.models]
+    if (worker.priority, worker.cost) != NEUTRAL:
+        body |= {"priority": worker.priority, "cost": worker.cost}
+    return body
 
 
 def told(workers: Sequence[Worker]) -> str:

@@ -33,6 +33,7 @@ from deployer.state_file import StateFile
 from deployer.steps.base import Step
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.server_wanted import is_wanted
+from deployer.steps.stop_drain import empty
 from deployer.up_options import UpOptions
 from deployer.up_result import DeploymentResult, proven, summary
 
@@ -168,7 +169,7 @@ def _one(
     def entering(step: str) -> None:
         on_step(step)
         if member is not None:
-            member.before(step)
+            member.before(step, lambda: empty(engine.context(step), engine.gather()))
 
     kept, aim = Kept(options.deploy_dir / "kept"), options.aim
 

@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from deployer.errors import REFUSALS, StepFailed, Unreachable
+from deployer.model import Facts
 from deployer.remote.jobs import JobIdentity
 from deployer.steps.base import StepContext
 from deployer.steps.server_agent import ask
+from deployer.steps.server_facts import ServerFact
 
 EVERY_S = 2.0
 IDLE_LOOKS = 2
 """So many looks in a row must see nothing: a gauge may lag behind."""
+
+
+def empty(context: StepContext, facts: Facts) -> str:
+    """Waits for the requests of our launch before something else than the stop step ends it.
+
+    At most the playbook's stop.drain_s; '' when nothing of ours runs.
+    """
+    server, limit_s = facts.get(ServerFact), context.want.playbook.stop.drain_s
+    job = server.job if server is not None else None
+    if job is None or not job.alive or limit_s <= 0:
+        return ""
+    jobs = context.jobs(context.want.guest)
+
+    def alive() -> bool:
+        return jobs.poll(job.identity).alive
+
+    return drain(context, job.identity, limit_s, alive, time.monotonic, time.sleep)
 
 
 def drain(

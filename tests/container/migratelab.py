@@ -29,10 +29,11 @@ MARK = "/var/lib/deployer/migrations/tiny.json"
 GPUS = ("0000:21:00.0", "0000:41:00.0")
 HOOK = """
 import os, sys
-from deployer.router import HereDoor, Router
+from deployer.router import Router
+from deployer.router_door import HereDoor
 old, new = os.environ["DEPLOY_FROM_URL"], os.environ["DEPLOY_TO_URL"]
 router = Router(HereDoor(sys.argv[1]), sys.argv[1])
-router.await_ready(new, router.add(new), 60, lambda *_: None)
+router.take_in(new, 60, lambda *_: None)
 router.remove(old)
 print(os.environ["DEPLOY_DIRECTION"], os.environ["DEPLOY_FROM"], "to", os.environ["DEPLOY_TO"])
 """

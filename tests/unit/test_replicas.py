@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import serverworld as world
 import yaml
-from test_router import Fake
+from test_router import Clock, Fake
 from test_up import Fake as FakeStep
 from test_up import Session, finished
 from test_up import session as session
@@ -56,7 +56,14 @@ def member(door: Any, *, down: bool = False) -> tuple[Membership, list[Event]]:
     events: list[Event] = []
     host = cast(Transport, None)
     bus = Bus(events.append)
-    return Membership(want(), RULES, host, {}, bus, leaves_for_good=down, door=door), events
+    mine = Membership(want(), RULES, host, {}, bus, leaves_for_good=down, door=door)
+    clock = Clock()
+    mine.router.now, mine.router.sleep = clock.now, clock.sleep
+    return mine, events
+
+
+def no_wait() -> str:
+    raise AssertionError("the step waits itself")
 
 
 def served(door: Fake) -> list[str]:
@@ -72,12 +79,11 @@ def test_out_once_before_the_first_step_that_may_end_the_server(
     door: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, events = member(door)
-    monkeypatch.setattr(mine.router, "await_out", lambda *words, **more: True)
     for step in ("venv", "shards"):
-        mine.before(step)
+        mine.before(step, no_wait)
     assert served(door) == [MINE, *OTHERS] and not mine.out
     for step in ("stop", "launch", "verify"):
-        mine.before(step)
+        mine.before(step, no_wait)
     assert served(door) == list(OTHERS)
     assert sum(asked.startswith("DELETE") for asked in door.asked) == 1
     gone(door)
@@ -93,7 +99,7 @@ def test_not_while_another_one_is_missing(door: Fake) -> None:
     del door.rows[OTHERS[1]]
     mine, _ = member(door)
     with pytest.raises(StepBlocked, match="kpro7/qwen gets no requests") as caught:
-        mine.before("stop")
+        mine.before("stop", no_wait)
     assert "fewer than 2 of 3 replicas would serve" in caught.value.what
     assert caught.value.fix.startswith("`deploy up kpro7/qwen` first")
     assert caught.value.evidence == (f"the router lists {MINE}, {OTHERS[0]}",)
@@ -114,7 +120,7 @@ def test_when_two_go_in_the_same_moment_this_one_comes_back(
 
     monkeypatch.setattr(mine.router, "remove", both)
     with pytest.raises(StepBlocked, match="kpro6/qwen"):
-        mine.before("stop")
+        mine.before("stop", no_wait)
     assert MINE in served(door) and not mine.out
 
 
@@ -122,7 +128,7 @@ def test_one_that_is_not_in_the_router_may_always_be_changed(door: Fake) -> None
     del door.rows[MINE]
     del door.rows[OTHERS[0]]
     mine, _ = member(door)
-    mine.before("stop")
+    mine.before("stop", no_wait)
     assert mine.out, "a failure must put it in again"
     assert not any(asked.startswith("DELETE") for asked in door.asked)
 
@@ -130,16 +136,15 @@ def test_one_that_is_not_in_the_router_may_always_be_changed(door: Fake) -> None
 def test_down_leaves_whatever_the_others_do(door: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     del door.rows[OTHERS[0]]
     mine, _ = member(door, down=True)
-    monkeypatch.setattr(mine.router, "await_out", lambda *words, **more: True)
-    mine.before("stop")
+    mine.before("stop", no_wait)
     assert MINE not in served(door)
 
 
 def test_a_router_that_does_not_let_go_is_told(door: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, _ = member(door)
-    monkeypatch.setattr(mine.router, "await_out", lambda *words, **more: False)
+    monkeypatch.setattr(door, "leave", lambda url, row: None)
     with pytest.raises(StepFailed, match="still lists"):
-        mine.before("stop")
+        mine.before("stop", no_wait)
 
 
 @pytest.mark.parametrize(("verdict", "back"), [("good", True), ("failed: quality", False)])
@@ -147,8 +152,7 @@ def test_after_a_failure_only_a_proven_server_gets_requests(
     door: Fake, verdict: str, back: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, events = member(door)
-    monkeypatch.setattr(mine.router, "await_out", lambda *words, **more: True)
-    mine.before("stop")
+    mine.before("stop", no_wait)
     gone(door)
     told = json.dumps({"launch": world.IDENTITY.id, "verdict": verdict})
     job = world.server_job(want(), verdict=told)
@@ -162,8 +166,7 @@ def test_a_failure_of_the_settling_is_said_not_raised(
     door: Fake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mine, events = member(door)
-    monkeypatch.setattr(mine.router, "await_out", lambda *words, **more: True)
-    mine.before("stop")
+    mine.before("stop", no_wait)
 
     def dark() -> Facts:
         raise Unreachable("dark")
@@ -190,7 +193,7 @@ def test_a_launch_that_repeats_the_known_good_one_is_proof(known_good: str, back
 def test_one_that_a_killed_run_took_out_comes_back_after_a_failure(door: Fake) -> None:
     del door.rows[MINE]
     mine, _ = member(door)
-    mine.before("stop")
+    mine.before("stop", no_wait)
     told = json.dumps({"launch": world.IDENTITY.id, "verdict": "good"})
     job = world.server_job(want(), verdict=told)
     mine.settle(
@@ -208,7 +211,6 @@ def test_another_ones_first_health_checks_are_waited_for(
     if door.kind == "smg":
         row["status"] = "pending"
     mine, events = member(door)
-    monkeypatch.setattr(mine.router, "await_out", lambda *words, **more: True)
     naps = []
 
     def sleep(seconds: float) -> None:
@@ -217,7 +219,7 @@ def test_another_ones_first_health_checks_are_waited_for(
             door.rows[OTHERS[0]] = door.row(row["id"], OTHERS[0])
 
     monkeypatch.setattr(mine.router, "sleep", sleep)
-    mine.before("stop")
+    mine.before("stop", no_wait)
     assert len(naps) == 3 and MINE not in served(door)
     told = [event.what for event in events if isinstance(event, Progress)]
     assert told[0] == "the router takes kpro6/qwen in"
@@ -234,7 +236,7 @@ def test_one_that_never_gets_healthy_is_not_waited_for_longer(
     clock = itertools.count(0.0, 1.0)
     monkeypatch.setattr(mine.router, "now", lambda: next(clock))
     with pytest.raises(StepBlocked, match="kpro6/qwen gets no requests"):
-        mine.before("stop")
+        mine.before("stop", no_wait)
     assert MINE in served(door) and next(clock) < 12
 
 
@@ -248,7 +250,7 @@ class Recorder:
         self.said.append(f"for good {more['leaves_for_good']}")
         return self
 
-    def before(self, step: str) -> None:
+    def before(self, step: str, empty: Callable[[], str]) -> None:
         self.said.append(f"before {step}")
 
     def join(self) -> None:
