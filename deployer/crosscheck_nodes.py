@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
 
 from deployer.crosscheck_twin import refuse_twin
@@ -41,7 +42,9 @@ def check_nodes(document: Document, playbook: Playbook, nodes: Sequence[str]) ->
                     fix="leave it out; the port is serve.dist_port",
                     key=True,
                 )
-        _check_shares(document, place, {**playbook.serve.args, **args}, len(nodes))
+        merged = {**playbook.serve.args, **args}
+        given = {flag: value for flag, value in merged.items() if value is not False}
+        _check_shares(document, place, given, len(nodes))
     _check_dist_port(document, ("serve", "dist_port"), playbook, playbook.serve.port)
 
 
@@ -83,6 +86,8 @@ def ranks_of_a_node(tp: int, pp: int, nodes: int) -> int | None:
 
     As in SGLang 0.5.11, entrypoints/engine.py: a node has whole pipeline stages, or a part of one.
     """
+    if tp < 1 or pp < 1:
+        return None
     stages, nodes_a_stage = max(pp // nodes, 1), max(nodes // pp, 1)
     ranks = stages * (tp // nodes_a_stage)
     return ranks if ranks and ranks * nodes == tp * pp and tp % nodes_a_stage == 0 else None
@@ -109,7 +114,28 @@ def check_node(deployment: Deployment, document: Document) -> None:
             )
     if entry.port is not None:
         _check_dist_port(document, (*at, "port"), deployment.playbook, entry.port)
+    if entry.node_address is not None:
+        _check_address(document, (*at, "node_address"), entry.node_address)
     _check_gpus(document, at, deployment)
+
+
+def _check_address(document: Document, at: At, text: str) -> None:
+    """One that another machine can use, without a port."""
+    bare = text.strip("[]")
+    problem = ""
+    try:
+        if ipaddress.ip_address(bare.partition("%")[0]).is_unspecified:
+            problem = "is none that another machine can reach"
+        elif "%" in bare:
+            problem = "has a zone, which another machine does not know"
+    except ValueError:
+        problem = "is no address: a port has no place in it" if ":" in bare else ""
+    if problem:
+        raise document.error(
+            at,
+            f"{document.name(at)}: {text} {problem}",
+            fix="write the address alone; the port is serve.dist_port of the playbook",
+        )
 
 
 def _check_gpus(document: Document, at: At, deployment: Deployment) -> None:

@@ -10,8 +10,9 @@ from deployer.deployment import Deployment
 from deployer.document import Document
 from deployer.errors import DeployError, DocumentError
 from deployer.kept import Kept
+from deployer.place import place_of
 from deployer.recipe import playbook_of
-from deployer.rollback_choice import part_of, place_of
+from deployer.rollback_choice import part_of
 from deployer.state import DeploymentState, Launch
 from deployer.state_file import StateFile
 

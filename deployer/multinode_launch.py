@@ -18,8 +18,9 @@ from deployer.errors import REFUSALS, StepFailed, Unreachable
 from deployer.model import Facts, Plan, PlanState
 from deployer.multinode_follower import Follower, FollowerWait, job_of, only_misses_a_peer
 from deployer.multinode_threads import raise_first, together
+from deployer.place import place_of
 from deployer.remote.jobs import JobIdentity
-from deployer.rollback_choice import place_of
+from deployer.rollback_choice import unfit
 from deployer.sglang.argv import command, server_argv
 from deployer.state import DeploymentState, Launch
 from deployer.steps.base import StepContext
@@ -161,13 +162,10 @@ class NodesLaunch(LaunchStep):
             contexts = [context, *(one.context for one in self.followers)]
             told = [self._alone_again(one, key, failed) for one in contexts]
             return "; ".join(text for text in told if text)
+        places = [(one.want, one.context.state) for one in self.followers]
+        if why := unfit([(context.want, context.state), *places], good.id):
+            return f"the last known-good launch {good.id} was not started again: {why}"
         parts = [(one, one.earlier(good.id)) for one in self.followers]
-        lacking = [one.label for one, part in parts if part is None or not part.argv]
-        if lacking:
-            return (
-                f"the last known-good launch {good.id} was not started again: "
-                f"{', '.join(lacking)} has no record of its part"
-            )
         shared = new_launch_id()
         try:
             for one, part in parts:

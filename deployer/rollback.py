@@ -27,9 +27,9 @@ from deployer.errors import (
 from deployer.kept import Kept
 from deployer.model import Facts
 from deployer.names import listed
+from deployer.place import place_of, place_words, placed
 from deployer.recipe import Recipe, as_made
 from deployer.remote.lock_record import owner_here
-from deployer.rollback_choice import place_of, place_words, placed
 from deployer.rollback_steps import (
     AdoptedAgain,
     AsRecorded,

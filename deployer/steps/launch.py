@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from deployer.deployment import Deployment
 from deployer.errors import REFUSALS, DeployError, RemoteCommandFailed, StepFailed, Unreachable
 from deployer.model import Facts, Plan, Probe
+from deployer.place import place_of, place_words, placed
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.argv import command, server_argv
 from deployer.state import DeploymentState, Launch
@@ -272,6 +273,14 @@ class LaunchStep(Step):
         good = self.former(context.state, failed)
         if good is None:
             return self.adopted_again(context)
+        was, place = place_of(good), placed(context.want)
+        if was != place:
+            # A part of it alone would wait for the others, and a whole of it is not this one.
+            return self._or_adopted(
+                context,
+                f"the last known-good launch {good.id} was {place_words(was)}, and was not started "
+                f"again as {place_words(place)}",
+            )
         then = copy.copy(context)
         then.want = as_launched(context.want, good)
         either = f"the last known-good launch {good.id} did not start again either"

@@ -205,6 +205,26 @@ def test_each_node_is_told_its_place(tree: Path) -> None:
             "",
             "kpro5/big has 1 GPU, and 2 of the 4 ranks run on each of the 2 nodes",
         ),
+        ("playbooks/big.yaml", "name: slow", "name: slow, args: {tp-size: false}", "is 1, which"),
+        ("playbooks/big.yaml", "tp-size: 4", "tp-size: 4, pp-size: 0", "and pp-size 0, which"),
+        (
+            "inventory/a.yaml",
+            "{playbook: big}",
+            "{playbook: big, node_address: '192.0.2.6:20000'}",
+            "node_address: 192.0.2.6:20000 is no address: a port has no place in it",
+        ),
+        (
+            "inventory/a.yaml",
+            "{playbook: big}",
+            "{playbook: big, node_address: '[::]'}",
+            "is none that another machine can reach",
+        ),
+        (
+            "inventory/a.yaml",
+            "{playbook: big}",
+            "{playbook: big, node_address: 'fe80::1%eth0'}",
+            "has a zone",
+        ),
         ("playbooks/big.yaml", "tp-size: 4", "nnodes: 2", "serve.args.nnodes: `nodes` sets it"),
         (
             "playbooks/big.yaml",
@@ -448,14 +468,14 @@ def test_what_served_is_started_again_on_all_or_none(monkeypatch: pytest.MonkeyP
     argv = [*ALONE, "--nnodes", "2"]
     for parts in (1, 2):
         world = World(monkeypatch, died(OWN), Script([b"a\n"]))
-        for own in world.owns[:parts]:
-            good(own, argv)
+        for rank, own in enumerate(world.owns[:parts]):
+            good(own, [*argv, "--node-rank", str(rank)])
         for jobs in world.jobs:
             jobs.scripts.append(Script([*UP]))
         with pytest.raises(StepFailed) as caught:
             world.run()
         if parts == 1:
-            assert "rank 1 on kpro6 has no record of its part" in caught.value.what
+            assert "kpro6/qwen has no record of its part" in caught.value.what
             assert [len(jobs.started) for jobs in world.jobs] == [1, 1]
         else:
             assert "(launch old) run again" in caught.value.what
@@ -615,7 +635,8 @@ def test_after_a_failed_gate(
             Where.GUEST: FakeTransport(lambda script: Answer(0, said, b"")),
         }
         if known:
-            good(made.state, argv)
+            rank = made.want.node.rank if made.want.node is not None else 0
+            good(made.state, [*argv, "--node-rank", str(rank)])
     seen = serving(world.contexts[0].want)
     world.follower.facts = serving(world.contexts[1].want)
     world.contexts[0].reprobe = lambda: seen
@@ -1084,6 +1105,18 @@ def test_another_place_is_no_place_to_go_back_to(tmp_path: Path) -> None:
     moved = dataclasses.replace(RANKS[0], node=Node(0, HOSTS, "198.51.100.7:20100"))
     made = then(moved, recipe, "", part)
     assert made.serve_args()["dist-init-addr"] == "198.51.100.7:20000"
+
+
+def test_a_part_of_what_ran_on_several_nodes_is_not_started_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`nodes` was taken out of the playbook, and the new server fails."""
+    own, jobs = state(), Jobs([])
+    good(own, [*ALONE, "--nnodes", "2", "--node-rank", "0"])
+    monkeypatch.setattr(LaunchStep, "adopted_again", lambda *words: "")
+    said = LaunchStep().restore(context(PLAIN, own, jobs)[0], "", ())
+    assert "old was rank 0 of 2 nodes, and was not started again as a server of its own" in said
+    assert jobs.started == []
 
 
 def test_a_restart_does_not_undo_a_rollback_of_nodes() -> None:
