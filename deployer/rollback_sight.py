@@ -82,11 +82,15 @@ class Choice:
 
 @dataclass(frozen=True)
 class There:
-    """What a look at the target has shown; empty with `problem` when it did not answer."""
+    """What a look at the target has shown; empty with `problem` when it did not answer.
+
+    `asked` False: there was no look.
+    """
 
     builds: Builds = field(default_factory=Builds)
     folders: Mapping[str, ShardsFact] = field(default_factory=dict)
     problem: str = ""
+    asked: bool = True
 
 
 def look(now: Deployment, transport: Transport, launches: Sequence[Launch], kept: Kept) -> There:
@@ -148,7 +152,7 @@ def venv_words(launch: Launch, recipe: Recipe | None, there: There) -> str:
     """Is its build there?"""
     if recipe is None:
         return "not known"
-    if there.problem:
+    if there.problem or not there.asked:
         return "not asked"
     if there.builds.locks.get(launch.venv) == recipe.lock:
         return "there"

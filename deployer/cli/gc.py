@@ -11,7 +11,7 @@ import click
 from deployer.cli.options import Options, common, in_parallel, targets
 from deployer.cli.output import print_json
 from deployer.cli.plain import printable, size_text
-from deployer.cli.report import print_error
+from deployer.cli.report import error_dict, print_error
 from deployer.errors import DeployError
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deployer.gc_found import Row
     from deployer.gc_here import Local
     from deployer.state import DeploymentState
+    from deployer.up_result import DeploymentResult
 
 
 @click.command("gc")
@@ -70,6 +71,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
         plans = outcome.plans.values()
         return f"Free this on {want.id}?" if any(plan.changes for plan in plans) else ""
 
+    ended: list[DeploymentResult] = []
     code = run_up(
         options,
         deployments,
@@ -80,12 +82,14 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
         serves=False,
         ask=ask,
         quiet=True,
+        ended=ended,
     )
     if options.as_json:
         print_json(
             {
                 "exit_code": code,
                 "freed": not shows,
+                "errors": {one.id: error_dict(one.error) for one in ended if one.error},
                 "deployments": {
                     name: [_row(one, became.get((name, one.found.path))) for one in rows]
                     for name, rows in found.items()

@@ -67,7 +67,7 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
     chosen = choose(own, launch, now.id, lambda one: not unable(kept, places, one.id))
     asks = sys.stdin.isatty() and sys.stderr.isatty() and not (options.as_json or options.jsonl)
     acts = chosen.launch is not None and (options.yes or dry_run or asks)
-    there = [There() for _ in places]
+    there = [There(asked=False) for _ in places]
     if not acts or asks:
         with deadline(options.timeout):
             there = _look(options, places, chosen, kept)
@@ -79,16 +79,17 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
             fix=f"`deploy history {now.id}` lists what was launched, `deploy up {now.id}` launches "
             "the playbook",
         )
+    no_way = "" if chosen.launch is None else unable(kept, places, chosen.launch.id)
     if options.as_json and not acts:
         print_json({**_document(places, chosen, kept, there), "warnings": warnings})
-        return 3 if problem else 0
+        return 3 if problem else int(bool(no_way))
     if not options.as_json:
         for line in _lines(places, chosen, kept, there):
             click.echo(printable(line), err=options.jsonl or acts)
     if chosen.launch is None or not acts:
-        if chosen.launch is not None:
+        if chosen.launch is not None and not no_way:
             click.echo("nothing was changed: add --yes to go back", err=True)
-        return 3 if problem else 0
+        return 3 if problem else int(bool(no_way))
     parts, wants = _parts(places, chosen.launch, kept)
     return run_up(
         options,
@@ -191,6 +192,8 @@ def _lines(
     now, own = places[0]
     if chosen.launch is None:
         head = f"{now.id}: nothing to go back to: {chosen.why}"
+    elif why := unable(kept, places, chosen.launch.id):
+        head = f"{now.id}: cannot go back to launch {chosen.launch.id}: {why}"
     else:
         head = f"{now.id}: goes back to launch {chosen.launch.id}: {chosen.why}"
     lines = [head]
@@ -218,7 +221,10 @@ def _choice(
     else:
         what = f"{recipe.manifest.repo}@{recipe.manifest.commit[:12]}, engine "
         what += f"{recipe.engine.get('version', '?')}"
-        has = [f"venv: {one.venv}; weights: {one.weights}" for one in found]
+        has = [
+            f"venv: {one.venv}; weights: {one.weights}" if seen.asked else "not looked at"
+            for one, seen in zip(found, there, strict=True)
+        ]
         if len(places) == 1:
             lines.append(f"    {what}; {has[0]}")
         else:

@@ -114,11 +114,12 @@ def run_up(
     aim: Aim | None = None,
     up_server: UpServer = up_nodes,
     quiet: bool = False,
+    ended: list[DeploymentResult] | None = None,
 ) -> int:
     """Runs `up` or `plan` on the deployments, prints the results, returns the exit code.
 
     `canary` and `max_failures`: see Rollout. `up_server` brings one of several nodes up. `quiet`:
-    the caller shows plans and document.
+    the caller shows plans and document. `ended` gets how each ended.
     """
     as_one = up_server is not up_nodes or _starts(steps, serves)
     alone, servers = _by_server(deployments) if as_one else (deployments, [])
@@ -182,6 +183,8 @@ def run_up(
     finally:
         output.close()
     results = [result for host in done.values() for result in host]
+    if ended is not None:
+        ended += results
     code = exit_code([result.error for result in results])
     if code == 0 and exit_on_changes:
         code = _found(results)

@@ -267,3 +267,20 @@ def test_rollback_says_what_there_is(box: Box) -> None:
     box.dark = True
     dark = box.deploy("rollback", "h")
     assert dark.return_value == 3 and "venv: not asked" in dark.output
+    told = json.loads(box.deploy("--json", "gc", "h").stdout)
+    assert told["errors"]["h/q"]["exit_code"] == 3 == told["exit_code"]
+    acting = box.deploy("rollback", "h", "--yes")
+    assert acting.return_value == 3 and "not looked at" in acting.output
+
+
+def test_a_named_launch_that_cannot_be_made_again(box: Box) -> None:
+    old, _ = passed(box)
+    own = DeploymentState(launches=[old.model_copy(update={"recipe": ""})])
+    box.save(own)
+    done = box.deploy("rollback", "h", old.id)
+    assert done.return_value == 1 and f"h/q: cannot go back to launch {old.id}: what" in done.output
+    assert "add --yes" not in done.output
+    document = box.deploy("--json", "rollback", "h", old.id)
+    assert document.return_value == 1 and json.loads(document.stdout)["choices"][0]["problem"]
+    with pytest.raises(DeployError, match="an older version launched it"):
+        box.deploy("rollback", "h", old.id, "--yes")
