@@ -46,6 +46,11 @@ class VerdictOfRank0(VerifyStep):
                 f"its newest launch is not {self.launch.id}, which rank 0 serves",
                 f"`deploy up {want.id}` starts all nodes again",
             )
+        if not server.job.alive:
+            return Plan.blocked(
+                f"launch {self.launch.id}, which rank 0 serves, has ended here",
+                f"`deploy logs {want.id}` tells why; `deploy up {want.id}` starts all nodes again",
+            )
         told = f"launch {self.launch.id}: {self.launch.verdict}"
         if self.written or (serving.launch, serving.verdict) == (
             self.launch.id,

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from deployer.errors import GateFailed, StepBlocked, StepFailed, Unreachable
 from deployer.model import Facts, Plan, PlanState
+from deployer.multinode_follower import Follower, job_of
 from deployer.multinode_launch import NodesLaunch
 from deployer.multinode_threads import raise_first, together
 from deployer.steps.base import StepContext
@@ -40,13 +41,26 @@ class NodesVerify(VerifyStep):
         try:
             super().apply(context, facts, plan)
         except GateFailed as error:
-            remember_failure(context.state, context.want, error.what, error.exit_code, error.fix)
+            ended = [one.label for one in self.followers if self._ended(one)]
+            gone = f"{', '.join(ended)} had ended by then" if ended else ""
+            what = "; ".join(text for text in (error.what, gone) if text)
+            remember_failure(context.state, context.want, what, error.exit_code, error.fix)
             context.save()
             told = self._after(context, facts)
-            what = f"{error.what}; {told}" if told else error.what
+            what = f"{what}; {told}" if told else what
             raise GateFailed(
                 what, where=error.where, fix=error.fix, evidence=error.evidence
             ) from error
+
+    @staticmethod
+    def _ended(one: Follower) -> bool:
+        """Without it rank 0 answers nothing, and does not know why."""
+        job = job_of(one.facts)
+        try:
+            return job is None or not one.context.jobs(one.want.guest).poll(job.identity).alive
+        except Unreachable:
+            # The gate's failure is the one to tell.
+            return False
 
     def _after(self, context: StepContext, facts: Facts) -> str:
         """Restores what served before, on all nodes, or ends the launch; says what came of it."""

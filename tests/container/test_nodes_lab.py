@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,7 +32,9 @@ class Start(Run):
 
 
 class Pair:
-    """The two hosts."""
+    """The two hosts. `old` and `new`: launches that have passed."""
+
+    old = new = ""
 
     def __init__(self, clones: Clones) -> None:
         self.clones = clones
@@ -50,10 +53,32 @@ class Pair:
         """Ids of the launches that status names."""
         return {str(one["launch"]) for one in self.status().values()}
 
-    def kill_at(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Begins an `up` and ends its controller by SIGKILL at this event."""
+    def states(self) -> list[dict[str, Any]]:
+        """The recorded deployment of each node."""
+        folder = self.clones.folder / ".deploy" / "state"
+        texts = [(folder / f"{name}.json").read_text() for name in NAMES]
+        return [json.loads(text)["deployments"]["tiny"] for text in texts]
+
+    def arguments(self, flag: str) -> list[bool]:
+        """Whether the server of each node was started with this flag."""
+        found = []
+        for name, pids in self.pids().items():
+            [pid] = pids
+            line = self.clones.guest(name).sh("tr '\\0' ' ' <\"/proc/$1/cmdline\"", str(pid)).out
+            found.append(flag in line.split())
+        return found
+
+    def one_good_launch(self) -> None:
+        """It runs on both and has passed, by what each node says."""
+        assert len(self.launches()) == 1
+        assert {(one["state"], one["verdict"]) for one in self.status().values()} == {
+            ("serving", "good")
+        }
+
+    def kill_at(self, wanted: Callable[[dict[str, Any]], bool], *words: str) -> None:
+        """Begins an `up`, or these words, and ends its controller by SIGKILL at this event."""
         os.environ.update(environ())
-        start = Start(self.clones.deploy("--jsonl", "up", "h1/tiny", "--yes"))
+        start = Start(self.clones.deploy("--jsonl", *(words or ("up", "h1/tiny", "--yes"))))
         assert start.until(wanted) is not None, start.said
         start.signal(signal.SIGKILL)
         assert start.end() == -signal.SIGKILL
@@ -146,15 +171,90 @@ def test_a_whole_launch_of_a_killed_run_is_joined(pair: Pair) -> None:
     assert {one["verdict"] for one in pair.status().values()} == {"good"}
 
 
-def test_rollback_and_migrate_refuse_before_anything_is_touched(pair: Pair) -> None:
+def test_migrate_refuses_before_anything_is_touched(pair: Pair) -> None:
     before = pair.pids()
-    for words in (("rollback", "h1/tiny"), ("migrate", "h1", "h2")):
-        done = pair.clones.run(*words, "--yes")
-        assert done.exit == 2, done.err
-        [what, fix] = done.err.splitlines()
-        assert "a server of several nodes" in what and "is one of them" in what
-        assert fix.startswith("  -> ")
+    done = pair.clones.run("migrate", "h1", "h2", "--yes")
+    assert done.exit == 2, done.err
+    [what, fix] = done.err.splitlines()
+    assert "a server of several nodes" in what and "is one of them" in what
+    assert fix.startswith("  -> `deploy down h1/tiny`")
     assert pair.pids() == before
+
+
+def test_an_address_that_the_other_does_not_reach_ends_nothing(pair: Pair) -> None:
+    """Of a network that is nowhere (RFC 5737): the ranks would wait ten minutes for each other."""
+    before, real = pair.pids(), pair.clones.entry
+    pair.clones.entry = lambda name: {**real(name), "node_address": "192.0.2.9"}
+    pair.clones.write()
+    try:
+        began = time.monotonic()
+        done = pair.clones.run("up", "h1/tiny", "--yes")
+    finally:
+        pair.clones.entry = real
+        pair.clones.write()
+    assert done.exit == 1 and time.monotonic() - began < 90, done.err
+    assert "rank 0 is not reached at 192.0.2.9:20000" in done.err, done.err
+    assert "nothing was stopped" in done.err and "node_address" in done.err
+    assert pair.pids() == before
+
+
+def test_both_go_back_as_one_launch(pair: Pair) -> None:
+    pair.old = next(iter(pair.launches()))
+    pair.clones.book["serve"]["args"]["log-level"] = "info"
+    pair.clones.write()
+    pair.up()
+    pair.new, before = next(iter(pair.launches())), pair.pids()
+    assert pair.new != pair.old and pair.arguments("--log-level") == [True, True]
+    # A file of rank 1's is gone meanwhile: what would be fetched is said for each.
+    [shard] = pair.clones.guest("h2").sh("ls /srv/models/tiny-hybrid/*.safetensors").out.split()[:1]
+    pair.clones.guest("h2").sh('rm "$1"', shard).ok()
+    said = pair.clones.run("rollback", "h2/tiny").ok()
+    assert f"h1/tiny: goes back to launch {pair.old}" in said.out
+    assert "one server of the nodes h1/tiny, h2/tiny" in said.out
+    assert "h1: venv: there; weights: there" in said.out, said.out
+    assert "h2: venv: there; weights: 1 files to fetch" in said.out, said.out
+    told = json.loads(pair.clones.run("--json", "rollback", "h1").ok().out)
+    assert (told["to"], told["nodes"]) == (pair.old, ["h1/tiny", "h2/tiny"])
+    assert told["choices"][0]["nodes"]["h2"]["weights"].startswith("1 files to fetch")
+    plan = pair.clones.run("rollback", "h1/tiny", "--dry-run").ok()
+    assert "shards" in plan.out and pair.pids() == before
+    pair.clones.run("rollback", "h2/tiny", "--yes", timeout_s=600).ok()
+    pair.one_good_launch()
+    assert pair.arguments("--log-level") == [False, False]
+    pair.clones.guest("h2").sh('test -f "$1"', shard).ok()
+    for own in pair.states():
+        assert own["rollback"]["outcome"] == "done" and own["rollback"]["left"] == pair.new
+        assert own["launches"][-1]["back"]["to"] == pair.old
+    again = pair.clones.run("rollback", "h1/tiny", "--yes").ok()
+    assert "rolled back to launch" in again.out + again.err
+    now = pair.pids()
+    for words in (("up", "h2/tiny"), ("restart", "h1")):
+        done = pair.clones.run(*words, "--yes")
+        assert done.exit == 1 and "rolled back to launch" in done.err, done.err
+    assert pair.pids() == now
+
+
+def test_a_killed_rollback_goes_on_with_the_same_command(pair: Pair) -> None:
+    words = ("rollback", "h1/tiny", pair.new, "--yes")
+    pair.kill_at(started("h1"), *words)
+    before = pair.pids()
+    pair.clones.run(*words, timeout_s=600).ok()
+    pair.one_good_launch()
+    assert pair.pids() == before, "it was joined"
+    assert pair.arguments("--log-level") == [True, True]
+
+
+def test_a_rollback_that_fails_its_gates_brings_back_what_served_on_both(pair: Pair) -> None:
+    before = next(iter(pair.launches()))
+    pair.clones.fault("h1", "server-degenerate")
+    try:
+        done = pair.clones.run("rollback", "h1/tiny", pair.old, "--yes", timeout_s=600)
+    finally:
+        pair.clones.fault("h1", "server-degenerate", on=False)
+    assert done.exit == 5, done.err
+    assert f"what served before (launch {before}) serves again as launch" in done.err, done.err
+    assert pair.arguments("--log-level") == [True, True] and len(pair.launches()) == 1
+    assert {own["rollback"]["outcome"] for own in pair.states()} == {"failed"}
 
 
 def test_down_of_one_node_is_of_all(pair: Pair) -> None:

@@ -637,6 +637,8 @@ def test_after_a_failed_gate(
         if known:
             rank = made.want.node.rank if made.want.node is not None else 0
             good(made.state, [*argv, "--node-rank", str(rank)])
+    ends = rule == "leave"
+    world.jobs[1].running = Script([], 1, dies=ends)
     seen = serving(world.contexts[0].want)
     world.follower.facts = serving(world.contexts[1].want)
     world.contexts[0].reprobe = lambda: seen
@@ -649,6 +651,7 @@ def test_after_a_failed_gate(
     with pytest.raises(GateFailed) as caught:
         verify.apply(world.contexts[0], seen, Plan.nothing(""))
     assert told in caught.value.what and caught.value.evidence == ("e",)
+    assert ("rank 1 on kpro6 had ended by then" in caught.value.what) is ends
     assert [len(jobs.stopped) for jobs in world.jobs] == [stopped, stopped]
     assert failed_before(world.owns[0], world.contexts[0].want) is not None
 
@@ -968,6 +971,9 @@ def test_what_verify_says_is_every_nodes(
             step.apply(made, seen, plan)
             assert step.plan(want, seen, own).state is PlanState.NOTHING
             assert step.plan(want, serving(want, "x"), own).state is not PlanState.NOTHING
+            ended = fact(job=dataclasses.replace(server_job(want), alive=False))
+            dead = Facts({**seen.values, ServerFact: ended})
+            assert "has ended here" in step.plan(want, dead, own).reason
         elif verdict_:
             own.launches[-1].verdict, own.launches[-1].verified = verdict_, time.time()
             error = None if verdict_ == "good" else GATE
