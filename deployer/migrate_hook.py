@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
-from deployer.errors import StepFailed
+from deployer.hook_run import run_hook, unrunnable
 from deployer.inventory import HookCutover
 from deployer.migrate_gap import Gap, Meter
 from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at, unmeasured
@@ -40,7 +38,12 @@ class HookWay(Way):
         found = [] if self.record.cut else unmeasured(self.hook.probe_url)
         program = self.hook.command[0]
         path = self.destination.environ.get("PATH", os.defpath)
-        if shutil.which(program, path=path) is not None:
+        there = shutil.which(program, path=path)
+        why = unrunnable(Path(there)) if there is not None else ""
+        if why:
+            what = f"cutover.hook.command: {there} cannot be run here: {why}"
+            return [*found, (what, "correct that file")]
+        if there is not None:
             return found
         where = f" (in {Path.cwd()})" if "/" in program and not program.startswith("/") else ""
         what = f"cutover.hook.command: {program} cannot be run here{where}"
@@ -62,9 +65,10 @@ class HookWay(Way):
     def move(self, direction: Direction) -> Gap | None:
         """See Way."""
         _, gets = self.sides(direction)
+        mark = gets.file.path.parent.parent / "hooks" / f"{self.record.id}.json"
         with Meter(self.hook.probe_url or "") as meter:
-            lines = run_hook(self.hook, self.variables(direction), gets.environ)
-            for line in lines:
+            variables, tick = self.variables(direction), self.tick(None)
+            for line in run_hook(self.hook, variables, gets.environ, mark=mark, tick=tick):
                 gets.note(PHASE, f"hook: {line}")
             gap = meter.settled(BACK_S)
         return gap if self.hook.probe_url else None
@@ -72,55 +76,3 @@ class HookWay(Way):
     def seen_by_clients(self, direction: Direction) -> str:
         """See Way."""
         return answered_at(self.hook.probe_url)
-
-
-def run_hook(
-    rules: HookCutover, variables: Mapping[str, str], environ: Mapping[str, str]
-) -> list[str]:
-    """Runs the command to its end and returns its output. Raises StepFailed with it as evidence.
-
-    At the deadline its whole process group is killed.
-    """
-    shown = words(rules.command)
-    try:
-        process = subprocess.Popen(
-            rules.command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env={**environ, **variables},
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise StepFailed(
-            f"the hook cannot be run: {error.strerror or error}",
-            where=shown,
-            fix="correct cutover.hook.command",
-        ) from error
-    try:
-        raw, _ = process.communicate(timeout=rules.timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        raw, _ = process.communicate()
-        raise StepFailed(
-            f"the hook still ran after {rules.timeout_s:g} s and was killed",
-            where=shown,
-            fix="correct it, or raise cutover.hook.timeout_s; it will be run again",
-            evidence=_lines(raw),
-        ) from None
-    except BaseException:
-        os.killpg(process.pid, 15)
-        process.wait()
-        raise
-    if process.returncode != 0:
-        raise StepFailed(
-            f"the hook ended with status {process.returncode}",
-            where=shown,
-            fix="correct it, then run the same command again; or --abort",
-            evidence=_lines(raw),
-        )
-    return list(_lines(raw))
-
-
-def _lines(raw: bytes) -> tuple[str, ...]:
-    return tuple(raw.decode("utf-8", "replace").splitlines()[-40:])

@@ -395,7 +395,9 @@ class Key:
 def hook(world_: World) -> Callable[..., list[str]]:
     """The double of run_hook."""
 
-    def run(rules: object, variables: Mapping[str, str], environ: object) -> list[str]:
+    def run(
+        rules: object, variables: Mapping[str, str], environ: object, **more: object
+    ) -> list[str]:
         with world_.effect("hook", variables["DEPLOY_DIRECTION"]):
             world_.hook_at = variables["DEPLOY_TO"].partition("/")[0]
         return ["moved"]
