@@ -31,6 +31,7 @@ from deployer.session import HostSession
 from deployer.state import DeploymentState, HostState, Manifest
 from deployer.state_file import StateFile
 from deployer.steps.base import Step
+from deployer.steps.rolled_back import unfinished_pin
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.server_wanted import is_wanted
 from deployer.steps.stop_drain import empty
@@ -192,6 +193,8 @@ def _one(
     pin = own.manifest
     if aim is not None:
         aim.begin(want, own)
+    elif any(step.name == "launch" for step in steps):
+        own.manifest = unfinished_pin(own)
     if options.repin:
         repin(want, own, options, bus)
     outcome, facts = engine.plan()

@@ -9,7 +9,7 @@ from typing import Any
 
 from deployer.deployment import Deployment
 from deployer.model import Plan
-from deployer.state import Back, DeploymentState, RolledBack
+from deployer.state import Back, DeploymentState, Manifest, RolledBack
 from deployer.steps.server_facts import ServerJob
 from deployer.steps.server_wanted import fingerprint
 
@@ -26,6 +26,14 @@ def wish_key(want: Deployment) -> str:
         "port": want.port,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def unfinished_pin(state: DeploymentState) -> Manifest | None:
+    """What the playbook's weights are pinned to, also while a rollback is not finished."""
+    record = state.rollback
+    if record is None or record.outcome or record.manifest is None:
+        return state.manifest
+    return record.manifest
 
 
 def rolled_back(state: DeploymentState, want: Deployment) -> RolledBack | None:

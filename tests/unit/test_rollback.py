@@ -699,6 +699,22 @@ def test_a_run_that_was_killed_goes_on_or_back(rolling: Run) -> None:
     assert rolling.back().error is None and rolling.world.serves == rolling.old.fingerprint
 
 
+def test_up_after_a_killed_rollback_launches_the_playbooks_own_weights(rolling: Run) -> None:
+    """The rollback had pinned those of its aim; `up --retry` is a word for the playbook."""
+    rolling.world.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        rolling.back()
+    rolling.world.interrupted = False
+    own = rolling.own()
+    assert own.manifest == MANIFEST and own.rollback is not None and not own.rollback.outcome
+    options = UpOptions(
+        base=rolling.folder / "inventory", steps=lambda: [Served(rolling.world)], environ={}
+    )
+    done = up.up_host("kpro5", [NOW], options, Bus(lambda event: None))[0]
+    assert done.error is None and rolling.world.serves == fingerprint(NOW, NEWER, "mtp")
+    assert rolling.own().manifest == NEWER and rolling.own().rollback is None
+
+
 def test_up_forgets_the_rollback_when_it_has_launched_something_else(rolling: Run) -> None:
     assert rolling.back().error is None
     changed = dataclasses.replace(NOW, lock_text="torch==2.13.0")
