@@ -126,6 +126,9 @@ def _terminated(signum: int, frame: FrameType | None) -> None:
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _terminated)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:
+        # The terminal is gone. Not so under nohup, which has it ignored.
+        signal.signal(signal.SIGHUP, _terminated)
     take_over()
     verbose = any(word in ("-v", "--verbose") for word in sys.argv[1:])
     try:

@@ -116,6 +116,8 @@ class HostLock:
         self._me = me or this_controller()
         self._path = path
         self._on_note = on_note
+        self._under_way = False
+        """Whether a script that takes or writes it may not have ended yet."""
 
     def acquire(self, transport: Transport) -> Taken:
         """Takes the lock, also from a holder that is proven dead. Raises LockHeld, LockUnknown."""
@@ -129,12 +131,13 @@ class HostLock:
         Raises LockHeld and LockUnknown, and what `batch.gather` raises; the lock is ours after the
         latter.
         """
-        return gather(
-            transport,
-            probes,
-            prelude=self.prelude(),
-            on_prelude=lambda _, printed: self.settle(transport, parse_outcome(printed)),
-        )
+
+        def answered(answer: Answer, printed: bytes) -> None:
+            self._under_way = False
+            self.settle(transport, parse_outcome(printed))
+
+        self._under_way = True
+        return gather(transport, probes, prelude=self.prelude(), on_prelude=answered)
 
     def prelude(self) -> str:
         """sh text that tries; its output is for `settle(transport, parse_outcome(output))`."""
@@ -158,7 +161,9 @@ class HostLock:
     def enter(self, transport: Transport, step: str) -> None:
         """Says which step runs. Raises LockHeld when the lock is no longer ours."""
         self.record = dataclasses.replace(self.record, step=step)
+        self._under_way = True
         answer = transport.run(update_script(self.record, self._path))
+        self._under_way = False
         if answer.exit == 75:
             raise errors.LockHeld(
                 f"the lock of this run was taken away (now: {answer.text.strip() or 'nobody'})",
@@ -170,15 +175,18 @@ class HostLock:
 
     def release(self, transport: Transport) -> None:
         """Gives it back; nothing happens when it is not ours."""
-        answer = transport.run(release_script(self.record.run_id, self._path))
+        script = release_script(self.record.run_id, self._path, cut=self._under_way)
+        answer = transport.run(script)
         if answer.exit != 0:
             raise self._unknown(answer)
 
     def _ask(self, transport: Transport, script: str) -> Outcome:
+        self._under_way = True
         try:
             answer = transport.run(script)
         except errors.Unreachable as error:
             return NotAsked(str(error))
+        self._under_way = False
         outcome = parse_outcome(answer.stdout)
         if isinstance(outcome, NotAsked) and answer.stderr:
             told = answer.error_text.strip().splitlines()[-1]

@@ -8,6 +8,10 @@ run>` is its only heir, looks again whether the dead one still has the lock, and
 `lock`. So at no moment is there no lock, and of many heirs one gets it. A killed heir leaves its
 link, and is proven dead and inherited from in the same way.
 
+A script whose connection was cut may still begin, or go on, when its run has given the lock back
+over another one. So that release leaves `lock.gone.<run>`, and whoever has given the run the lock
+looks for it afterwards: of the two, the later one sees what the earlier one did.
+
 `.spare` beside it takes up a little of the disk once a step has begun, and is given up when the
 disk is so full that no lock can be written: what frees space (`deploy gc`) needs one.
 """
@@ -46,6 +50,14 @@ _WRITE = r"""_l_spare=${_l_path%/*}/.spare
 _l_write() {
   # The shell's own printf does not say why a write failed; cat does.
   _l_why=$( { printf '%s\n%s\n' "$_l_run" "$_l_line" | cat >"$_l_new"; } 2>&1)
+}
+_l_over() {
+  # True when this run has given the lock back meanwhile; then it has it no more.
+  [ -e "$_l_path.gone.$_l_run" ] || return 1
+  _l_holder=
+  { read -r _l_holder <"$_l_path"; } 2>/dev/null || :
+  [ "$_l_holder" != "$_l_run" ] || rm -f "$_l_path"
+  rm -f "$_l_path.gone.$_l_run"
 }
 _l_put() { _l_write || { rm -f "$_l_spare" && _l_write; }; }
 """
@@ -97,6 +109,10 @@ _l_inherit() {
   _l_held "$_l_heir"
   return 1
 }
+_l_taken() {
+  if _l_over; then _l_say unknown "this run has given it back"; return 1; fi
+  _l_say taken
+}
 _l_as() { [ "$(id -u)" = 0 ] || printf ' as %s, who is not root' "$(id -un 2>/dev/null)"; }
 _l_acquire() {
   umask 077
@@ -105,16 +121,17 @@ _l_acquire() {
     _l_say odd "$_l_lock is no regular file"
     return 1
   fi
+  for _l_one in "$_l_lock".gone.*; do
+    # Their scripts have ended long ago.
+    [ ! -e "$_l_one" ] || find "$_l_one" -mmin +60 -exec rm -f {} \; 2>/dev/null
+  done
   [ -z "$_l_stale" ] || _l_inherit || return 1
-  if _l_link "$_l_lock"; then
-    _l_say taken
-    return 0
-  fi
+  if _l_link "$_l_lock"; then _l_taken; return; fi
   _l_read "$_l_lock"
-  if [ "$_l_holder" = "$_l_run" ]; then _l_say taken; return 0; fi
+  if [ "$_l_holder" = "$_l_run" ]; then _l_taken; return; fi
   if [ -n "$_l_holder" ]; then _l_held "$_l_lock"; return 1; fi
   # It was free again at the second look, or it cannot be written.
-  if _l_link "$_l_lock"; then _l_say taken; return 0; fi
+  if _l_link "$_l_lock"; then _l_taken; return; fi
   _l_read "$_l_lock"
   if [ -e "$_l_lock" ]; then _l_held "$_l_lock"; return 1; fi
   _l_say unknown "cannot $_l_failed $_l_lock$(_l_as): $_l_why"
@@ -170,7 +187,11 @@ def parse_read(text: str) -> tuple[Held, str]:
     return held(run_id.strip(), record, age.strip()), mark
 
 
-_RELEASE = r"""_l_holder=
+_RELEASE = r"""[ -z "$_l_cut" ] || (
+  umask 077
+  mkdir -p "${_l_path%/*}" && : >"$_l_path.gone.$_l_run"
+) 2>/dev/null || :
+_l_holder=
 { read -r _l_holder <"$_l_path"; } 2>/dev/null || :
 [ "$_l_holder" != "$_l_run" ] || rm -f "$_l_path"
 """
@@ -181,8 +202,14 @@ _l_put || { rm -f "$_l_new"; printf '%s\n' "$_l_why" >&2; exit 1; }
 # Asked last: what comes between the answer and the rename is overwritten.
 _l_holder=
 { read -r _l_holder <"$_l_path"; } 2>/dev/null || :
-[ "$_l_holder" = "$_l_run" ] || { rm -f "$_l_new"; printf '%s\n' "$_l_holder"; exit 75; }
+[ "$_l_holder" = "$_l_run" ] || {
+  rm -f "$_l_new"
+  printf '%s\n' "$_l_holder"
+  _l_over
+  exit 75
+}
 mv -f "$_l_new" "$_l_path" || { rm -f "$_l_new"; exit 1; }
+if _l_over; then exit 75; fi
 # Of four blocks: of the lock itself, of its next version, and of their names.
 # busybox's head does not tell of a full disk.
 [ -e "$_l_spare" ] || {
@@ -206,9 +233,15 @@ rm -f "$_l_path"
 """
 
 
-def release_script(run_id: str, path: str = LOCK) -> str:
-    """sh text that gives the lock back if this run holds it. Idempotent."""
-    return f"_l_path={quote(path)}\n_l_run={quote(checked(run_id))}\n{_RELEASE}"
+def release_script(run_id: str, path: str = LOCK, *, cut: bool = False) -> str:
+    """sh text that gives the lock back if this run holds it. Idempotent.
+
+    `cut`: a script that takes or writes it may still be under way.
+    """
+    return (
+        f"_l_path={quote(path)}\n_l_run={quote(checked(run_id))}\n"
+        f"_l_cut={'1' if cut else ''}\n{_RELEASE}"
+    )
 
 
 def update_script(record: LockRecord, path: str = LOCK) -> str:

@@ -514,6 +514,66 @@ def test_a_full_disk_has_room_for_one_lock(transport: LocalTransport, path: str)
         subprocess.run(["umount", str(folder)], check=True)
 
 
+class Cut:
+    """A connection that is cut before its script begins; `late` runs it nevertheless."""
+
+    name = "kpro5"
+
+    def __init__(self, transport: LocalTransport) -> None:
+        self.transport = transport
+        self.scripts: list[str] = []
+
+    def run(self, script: str, **words: Any) -> Any:
+        self.scripts.append(script)
+        raise errors.ConnectionLost("cut")
+
+    def late(self) -> Any:
+        return self.transport.run(self.scripts.pop())
+
+
+@pytest.mark.parametrize("what", ["acquire", "gather", "enter", "inherit"])
+def test_a_script_that_comes_after_the_release_leaves_no_lock(
+    transport: LocalTransport, path: str, what: str
+) -> None:
+    """Interrupted, its connection is closed, and the lock given back over a new one."""
+    cut, lock = Cut(transport), HostLock(RECORD, ME, path)
+    if what == "enter":
+        lock.acquire(transport)
+        with pytest.raises(errors.ConnectionLost):
+            lock.enter(cut, "venv")  # type: ignore[arg-type]
+    elif what == "gather":
+        with pytest.raises(errors.ConnectionLost):
+            lock.acquire_and_gather(cut, [])  # type: ignore[arg-type]
+    else:
+        with pytest.raises(errors.LockUnknown):
+            lock.acquire(cut)  # type: ignore[arg-type]
+    if what == "inherit":
+        dead = dataclasses.replace(OTHER, run_id="r0")
+        HostLock(dead, ME, path).acquire(transport)
+        cut.scripts = [acquire_prelude(RECORD, stale=("r0",), path=path)]
+    lock.release(transport)
+    assert read_lock(transport, path) is None or what == "inherit"
+    cut.late()
+    assert read_lock(transport, path) is None
+    assert not [name for name in names(path) if "gone" in name or "new" in name]
+    HostLock(OTHER, ME, path).acquire(transport)
+    lock.release(transport)
+    assert holder(transport, path).run_id == "r2"
+
+
+def test_the_marks_of_cut_runs_do_not_pile_up(transport: LocalTransport, path: str) -> None:
+    lock = HostLock(RECORD, ME, path)
+    with pytest.raises(errors.LockUnknown):
+        lock.acquire(Cut(transport))  # type: ignore[arg-type]
+    lock.release(transport)
+    assert names(path) == ["lock.gone.r1"]
+    HostLock(OTHER, ME, path).acquire(transport)
+    assert names(path) == ["lock", "lock.gone.r1"]
+    os.utime(f"{path}.gone.r1", (time.time() - 7200,) * 2)
+    HostLock(OTHER, ME, path).acquire(transport)
+    assert names(path) == ["lock"]
+
+
 def test_a_machine_of_two_names_is_told_as_such(transport: LocalTransport, path: str) -> None:
     """Both names in one run: it holds the lock itself, and waits for nobody."""
     HostLock(RECORD, ME, path).acquire(transport)
