@@ -1,0 +1,71 @@
+"""Whether the nodes can meet, before anything ends for a launch of all."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from nodesworld import HOSTS, RANKS, serving
+from serverworld import (
+    fact,
+    facts,
+)
+
+from deployer.deployment import Deployment
+from deployer.model import Facts
+from deployer.multinode_meet import KNOCK, LISTEN, heard, verdict
+from deployer.remote.transport import Answer
+
+
+class Met:
+    """A node as `verdict` looks at it."""
+
+    def __init__(self, want: Deployment, seen: Facts) -> None:
+        self.want, self.host, self.facts = want, want.host_name, seen
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "runs", "host", "told"),
+    [
+        ("listened", "met", False, "", ""),
+        ("taken 98", "open", True, "", ""),
+        ("taken 98", "lost refused", False, "kpro5", "20000, is taken on rank 0 (98)"),
+        ("taken 98", "lost timed out", True, "kpro6", "is not reached at 192.0.2.5:20000: timed"),
+        ("listened", "lost No route to host", False, "kpro6", "No route to host; nothing was"),
+        ("listened", "open", False, "kpro6", "answers something else than rank 0 on kpro5"),
+        ("", "lost refused", False, "kpro6", "not reached"),
+        ("listened", "", False, "", ""),
+    ],
+)
+def test_whether_nodes_can_meet(mine: str, theirs: str, runs: bool, host: str, told: str) -> None:
+    nodes: Any = [Met(RANKS[0], serving(RANKS[0]) if runs else facts(fact()))]
+    nodes.append(Met(RANKS[1], facts(fact())))
+    said = {
+        name: heard(Answer(0, f"noise\n{word}\n".encode(), b"no python3"))
+        for name, word in zip(HOSTS, (mine, theirs), strict=True)
+    }
+    problems = verdict(nodes, said)
+    assert list(problems) == ([host] if host else [])
+    assert not host or told in problems[host].what, problems[host].what
+
+
+def test_a_knock_is_heard_and_what_is_in_its_place_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        listen = [sys.executable, "-I", "-c", LISTEN]
+        knock = [sys.executable, "-I", "-c", KNOCK]
+
+        def run(*words: str) -> str:
+            return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+        # Its own loopback is taken by another server, which says nothing.
+        assert run(*listen, port, "1", "1", "w").startswith("taken ")
+        assert run(*knock, "127.0.0.1", port, "1", "w") == "open\n"
+    assert run(*knock, "127.0.0.1", port, "0.1", "w").startswith("lost ")
+    assert "lost" in run(*knock, "no-such-host.invalid", port, "1", "w")
+    server = subprocess.Popen([*listen, port, "5", "1", "w"], stdout=subprocess.PIPE, text=True)
+    assert run(*knock, "127.0.0.1", port, "5", "w") == "met\n"
+    assert server.communicate(timeout=5)[0] == "listened\n"
