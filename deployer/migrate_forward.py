@@ -46,10 +46,10 @@ class Forward:
         facts, record = seen[destination.want.id], pair.record
         if not resumed:
             record.started = time.time()
-            self.remember_source(seen[source.want.id])
             record.served_before = not trouble(destination.want, facts)
         if not record.cut:
-            # The inventory may name another way since an earlier run.
+            # Since an earlier run it may serve another launch, and the inventory name another way.
+            self.remember_source(seen[source.want.id])
             pair.way().remember()
             if not record.adopted:
                 record.adopted = migrate_adopted.keep(destination, facts)
@@ -241,7 +241,9 @@ class Forward:
             return
         if why := self.seen():
             self.fall_back(why)
-        if is_stopped(side.want, side.gather()):
+        facts = side.gather()
+        self.remember_source(facts)
+        if is_stopped(side.want, facts):
             side.note("stop", f"container {side.want.vmid} is stopped: nothing of it runs")
             return
         # It may be long since it settled, and a router forgets.
@@ -249,6 +251,7 @@ class Forward:
         self.moved_again(way)
         if why := self.problem(way):
             self.fall_back(why)
+        self.pair.save()
         self.pair.drain_and_stop(side, "forward")
 
     def retire(self) -> None:

@@ -13,8 +13,9 @@ from deployer.inventory import Cutover
 from deployer.migrate_cutover import way_of
 from deployer.migrate_gap import Gap
 from deployer.migrate_journal import PHASES, entered, same, unknown, word
+from deployer.migrate_mark import Marked, mark_path
 from deployer.migrate_result import MigrateOptions, MigrateResult
-from deployer.migrate_side import Marked, Side, mark_path, with_drain
+from deployer.migrate_side import Side, with_drain
 from deployer.migrate_way import Direction, Way
 from deployer.model import Facts
 from deployer.remote.lock_record import owner_here

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
-
-from pydantic import ValidationError
 
 from deployer.deployment import Deployment
 from deployer.engine import Engine, Outcome, Selection
 from deployer.events import Bus, Note, Progress
 from deployer.kept import Kept
-from deployer.migrate_journal import FOLDER, unknown
-from deployer.model import Facts, Plan, Probe, ProbeOutput, Where
+from deployer.migrate_journal import FOLDER
+from deployer.migrate_mark import Mark, mark_path
+from deployer.model import Facts, Where
 from deployer.observe import Sight
 from deployer.recipe import recipe_of
 from deployer.remote.files import write_atomic
 from deployer.remote.transport import Transport
 from deployer.session import HostSession
-from deployer.shell import quote
 from deployer.state import DeploymentState, HostState, Migration
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
@@ -29,67 +25,6 @@ from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.order import all_steps
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.serving_fact import ServingFact
-
-MOST_RECORD = 64 * 1024
-
-
-@dataclass(frozen=True)
-class Marked:
-    """The record on the host; `problem` when there is one that cannot be read.
-
-    `damaged`: it is no whole JSON document, so no version of this tool has written it like that.
-    """
-
-    record: Migration | None = None
-    problem: str = ""
-    damaged: bool = False
-
-
-def mark_path(want: Deployment) -> str:
-    """Where the record of a deployment's migration lies on its host."""
-    return f"{FOLDER}/{want.name}.json"
-
-
-def parse_mark(output: ProbeOutput) -> Marked:
-    """The answer of Mark's probe."""
-    if output.timed_out:
-        return Marked(problem="reading it took too long")
-    if output.exit != 0:
-        return Marked(problem=(output.error_text.strip() or f"exit {output.exit}").splitlines()[-1])
-    if not output.stdout.strip():
-        return Marked()
-    try:
-        document = json.loads(output.stdout)
-    except (ValueError, RecursionError) as error:
-        return Marked(problem=f"it is not JSON: {error}", damaged=True)
-    try:
-        record = Migration.model_validate(document)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        return Marked(problem=f"{key}: {first['msg']}" if key else first["msg"])
-    strange = unknown(record)
-    return Marked(problem=f"{strange} is not known") if strange else Marked(record)
-
-
-def mark_script(path: str) -> str:
-    """Prints the file; nothing when there is none, a word that is no JSON when it is empty."""
-    file = quote(path)
-    return f"[ ! -e {file} ] || {{ [ -s {file} ] || echo empty; head -c {MOST_RECORD} {file}; }}"
-
-
-class Mark(Step):
-    """Only looks: the record of a migration on the host."""
-
-    name: ClassVar[str] = "journal"
-
-    def probes(self, want: Deployment) -> list[Probe]:
-        """One file."""
-        return [Probe("migrate.mark", Where.HOST, mark_script(mark_path(want)), parse_mark)]
-
-    def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
-        """Never anything."""
-        return Plan.nothing("it only looks")
 
 
 @dataclass

@@ -22,6 +22,7 @@ from deployer.deployment import Deployment
 from deployer.errors import Defect, DeployError, DocumentError, StateUnreadable
 from deployer.fleet import Slots, by_host, exit_code, run_hosts
 from deployer.inventory import Host
+from deployer.migrate_mark import Mark, under_way
 from deployer.model import Facts, Probe, Where
 from deployer.names import listed
 from deployer.remote.lock_record import Controller, this_controller
@@ -134,7 +135,7 @@ def _look(
 
 def _facts(session: HostSession, want: Deployment, look: Look) -> Facts:
     """A guest that refuses us leaves its host to be seen; the refusal is kept as the error."""
-    steps = [*all_steps(), observe.Sight()]
+    steps = [*all_steps(), observe.Sight(), Mark()]
     try:
         return session.look(want, steps)
     except REFUSALS as error:
@@ -192,6 +193,7 @@ def host_document(look: Look, me: Controller, wanted: Mapping[str, str]) -> dict
             document["lock"] = observe.lock_document(facts, me)
         state = look.state_of(want)
         seen = observe.deployment_document(want, facts, state)
+        seen["migration"] = under_way(facts, state)
         # A node that follows answers no requests.
         seen["endpoint"] = "" if want.follows else address(want)
         seen["engine"]["wanted"] = wanted.get(want.id, seen["engine"]["wanted"])
@@ -263,6 +265,8 @@ def _deployment_lines(one: Mapping[str, Any]) -> Iterator[str]:
         yield f"    {'verdict':<10} {_verdict(one)}"
     if one["rollback"]:
         yield f"    {'rollback':<10} {one['rollback']['words']}"
+    if one.get("migration"):
+        yield f"    {'migration':<10} {one['migration']['words']}"
     engine, weights = one["engine"], one["weights"]
     if one["state"] == "unknown":
         return

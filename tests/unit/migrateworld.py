@@ -32,7 +32,7 @@ from deployer.errors import GateFailed, LockHeld, Unreachable
 from deployer.events import Bus, Event
 from deployer.inventory import Cutover, Host
 from deployer.migrate import MigrateOptions, MigrateResult
-from deployer.migrate_side import Marked, parse_mark
+from deployer.migrate_mark import Marked, parse_mark
 from deployer.migrate_weights import Rate
 from deployer.model import Change, Facts, Plan, ProbeOutput, Procedure, Where
 from deployer.playbook import Peer

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ from deployer.migrate_journal import (
     newest,
 )
 from deployer.migrate_key import key_line, known_hosts
+from deployer.migrate_mark import Mark, Marked, mark_path, parse_mark, under_way
 from deployer.migrate_preflight import (
     Obstacle,
     container_differences,
@@ -43,7 +46,7 @@ from deployer.migrate_preflight import (
     serve_differences,
     source_obstacles,
 )
-from deployer.migrate_side import Marked, mark_path, parse_mark, trouble, with_drain
+from deployer.migrate_side import trouble, with_drain
 from deployer.migrate_way import cutover_of
 from deployer.migrate_weights import (
     LendingPeer,
@@ -57,7 +60,7 @@ from deployer.model import Change, Facts, Plan, ProbeOutput, Procedure, Where
 from deployer.observe import LockSeen
 from deployer.pct_config import parse_conf
 from deployer.remote.lock_record import Controller, Held, LockRecord
-from deployer.state import Migration
+from deployer.state import DeploymentState, Migration
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.gpus_facts import GpuFacts, PciFunction
 from deployer.steps.gpus_holders import Holder
@@ -188,6 +191,37 @@ def test_the_mark_on_a_host() -> None:
     assert unseen == Marked(problem="head: /x: Input/output error")
     assert parse_mark(ProbeOutput(0, b"", b"", timed_out=True)).problem
     assert mark_path(WANT) == "/var/lib/deployer/migrations/qwen.json"
+
+
+@pytest.mark.parametrize(
+    ("made", "printed"), [(None, ""), ("", "empty\n"), ('{"id": "m1"}\n', '{"id": "m1"}\n')]
+)
+def test_the_probe_of_the_mark(tmp_path: Path, made: str | None, printed: str) -> None:
+    want = dataclasses.replace(WANT, name="it's $odd")
+    [probe] = Mark().probes(want)
+    path = tmp_path / "it's $odd.json"
+    if made is not None:
+        path.write_text(made)
+    # The folder is the host's; the rest of the script is as it runs there.
+    script = probe.script.replace("/var/lib/deployer/migrations", str(tmp_path))
+    assert script != probe.script
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, printed, "")
+
+
+def test_status_tells_a_migration_that_has_not_ended() -> None:
+    def told(mark: Marked | None, own: Migration | None) -> Any:
+        facts = Facts({Marked: mark} if mark is not None else {})
+        return under_way(facts, DeploymentState(migration=own))
+
+    assert told(None, None) is None and told(Marked(), record()) is None
+    assert told(Marked(record(outcome="done")), record()) is None
+    shown = told(Marked(record(phase="settle", controller="ann@desk")), record())
+    assert (shown["phase"], shown["by"], shown["back"]) == ("settle", "ann@desk", False)
+    assert "`deploy migrate kpro6/qwen kpro5/qwen` goes on, --abort takes it back" in shown["words"]
+    # A host that could not be asked: by what is known here.
+    assert "is being taken back" in told(None, record(back=True))["words"]
+    assert "cannot be read: x" in told(Marked(problem="x"), None)["words"]
 
 
 # ---- obstacles
