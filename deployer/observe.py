@@ -199,7 +199,12 @@ def node_document(want: Deployment) -> dict[str, Any] | None:
     if want.node is None:
         return None
     hosts = want.node.hosts
-    return {"rank": want.node.rank, "of": len(hosts), "answers": f"{hosts[0]}/{want.name}"}
+    return {
+        "rank": want.node.rank,
+        "of": len(hosts),
+        "answers": f"{hosts[0]}/{want.name}",
+        "problem": "",
+    }
 
 
 def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from deployer.inventory import Host
 from deployer.migrate_mark import Mark, under_way
 from deployer.model import Facts, Probe, Where
 from deployer.names import listed
+from deployer.observe_nodes import join
 from deployer.remote.lock_record import Controller, this_controller
 from deployer.remote.machine import Machine
 from deployer.session import REFUSALS, HostSession
@@ -160,6 +161,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     me = this_controller()
     wanted = {want.id: want.playbook.engine.version for want in deployments}
     documents = [host_document(look, me, wanted) for look in looks]
+    join([one for document in documents for one in document["deployments"]])
     if options.as_json:
         print_json({"time": time.time(), "exit_code": code, "hosts": documents})
         return code
@@ -250,6 +252,9 @@ def _deployment_lines(one: Mapping[str, Any]) -> Iterator[str]:
         text += f"; the guest is silent: {box['silent']}" if box["silent"] else ""
         yield f"    {'container':<10} {text}"
     yield f"    {'model':<10} {_model(one)}"
+    if one["node"] is not None and one["node"]["problem"]:
+        again = f"`deploy up {one['id']}` starts all of them"
+        yield f"    {'nodes':<10} {one['node']['problem']}; {again}"
     yield f"    {'launch':<10} {_launch(one)}"
     if one["back"]:
         yield f"    {'':<10} {one['back']['words']}"

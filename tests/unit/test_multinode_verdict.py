@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nodesworld import ALONE, GATE, HOSTS, RANKS, World, good, serving
+from nodesworld import ALONE, GATE, HOSTS, PLAIN, RANKS, World, good, serving
 from serverworld import (
     BOOT,
     IDENTITY,
@@ -24,7 +24,7 @@ from serverworld import (
 )
 
 from deployer import multinode_reverify
-from deployer.cli.status import _model
+from deployer.cli.status import _deployment_lines, _model
 from deployer.errors import (
     GateFailed,
     NotStarted,
@@ -34,6 +34,7 @@ from deployer.events import Bus
 from deployer.model import Facts, Plan, PlanState, Where
 from deployer.multinode_verify import NodesVerify
 from deployer.observe import deployment_document
+from deployer.observe_nodes import join
 from deployer.remote.transport import Answer
 from deployer.reverify import verify_steps
 from deployer.state import HostState, Launch
@@ -122,7 +123,7 @@ def test_a_follower_need_only_own_its_port() -> None:
 def test_status_says_who_answers() -> None:
     documents = [deployment_document(want, facts(fact()), state()) for want in RANKS]
     assert [one["node"] for one in documents] == [
-        {"rank": rank, "of": 2, "answers": "kpro5/qwen"} for rank in (0, 1)
+        {"rank": rank, "of": 2, "answers": "kpro5/qwen", "problem": ""} for rank in (0, 1)
     ]
     assert _model({**documents[0], "endpoint": "http://a/v1"}) == (
         "tiny at http://a/v1 (rank 0 of 2 nodes)"
@@ -192,3 +193,33 @@ def test_what_verify_says_is_every_nodes(
         StateFile(tmp_path / ".deploy" / "state", host).load().deployments["qwen"] for host in HOSTS
     ]
     assert [own.launches[-1].verdict for own in owns] == [verdict_ or "good"] * 2
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "told"),
+    [
+        (serving(RANKS[0]), serving(RANKS[1]), ""),
+        (facts(fact()), facts(fact()), ""),
+        (serving(RANKS[0]), Facts(), ""),
+        (
+            serving(RANKS[0]),
+            facts(fact(job=dataclasses.replace(server_job(RANKS[1]), alive=False))),
+            "kpro6/qwen has ended, and kpro5/qwen is one server with it",
+        ),
+        (serving(RANKS[0]), serving(RANKS[1], "x"), "they are not one launch: "),
+    ],
+)
+def test_status_tells_of_a_node_that_is_gone(mine: Facts, theirs: Facts, told: str) -> None:
+    """Rank 0 of a server whose rank 1 has ended may still own its port for minutes."""
+    documents = [
+        deployment_document(want, look, state())
+        for want, look in zip(RANKS, (mine, theirs), strict=True)
+    ]
+    other = deployment_document(PLAIN, facts(fact()), state())
+    join([*documents, other])
+    for one in documents:
+        assert one["node"]["problem"].startswith(told) and bool(told) == bool(
+            one["node"]["problem"]
+        )
+    shown = list(_deployment_lines({**documents[0], "endpoint": "e", "migration": None}))
+    assert any("nodes      " in line for line in shown) is bool(told)
