@@ -45,6 +45,10 @@ put() {  # $1 the file, $2 a line to add
   new=$file.deployer-new
   if { [ ! -e "$file" ] || awk -v tag="$tag" '$NF != tag' "$file"; } >"$new" &&
     { [ -z "$2" ] || printf '%s\n' "$2" >>"$new"; }; then
+    if [ ! -s "$new" ] && [ "$file" = "$1" ]; then  # nobody else's line was there
+      rm -f "$new" "$file"
+      return
+    fi
     [ ! -e "$file" ] || chown "$(stat -c %u:%g "$file")" "$new" 2>/dev/null
     [ ! -e "$file" ] || chmod "$(stat -c %a "$file")" "$new" 2>/dev/null
     mv -f "$new" "$file" && return 0

@@ -121,6 +121,10 @@ class Hub:
         """The error for what this endpoint refuses."""
         return Fatal(GAVE_UP, f"{self.endpoint}: {text}") if self.mirror else Fatal(code, text)
 
+    def at_once(self, most: int) -> int:
+        """How many connections to begin with; the others follow while CPUs are idle."""
+        return most
+
     def tls(self) -> ssl.SSLContext:
         """One context for all connections, made when the first needs it."""
         with self._lock:

@@ -11,18 +11,24 @@ Standard library only, and little of it: it starts once a connection, on a machi
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
 import stat
 import sys
 import time
-from typing import IO, Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # each connection starts this program: what it does not need, it does not load
+    from typing import IO, Any
 
 MARK = b"deployer lends\n"
 """The first that we say: what comes before it is a login shell's."""
 MOST_HEAD = 64 * 1024
 PIECE = 1 << 20
+F_SETPIPE_SZ = 1031  # fcntl(2); Python has its name since 3.10
 
 
 class Refused(Exception):
@@ -170,6 +176,8 @@ def main(folder: str) -> int:
     try:
         with open(os.path.join(folder, "manifest.json"), encoding="utf-8") as stream:
             shelf = Shelf(json.load(stream))
+        with contextlib.suppress(OSError):  # no pipe; else sshd is woken once for 64 KiB
+            fcntl.fcntl(sys.stdout.fileno(), F_SETPIPE_SZ, PIECE)
         put(sys.stdout.fileno(), MARK)
         return lend(shelf, sys.stdin.buffer, sys.stdout.fileno())
     except BrokenPipeError:

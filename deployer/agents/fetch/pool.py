@@ -27,6 +27,7 @@ from deployer.agents.fetch.common import (
     log,
     warn,
 )
+from deployer.agents.fetch.cpus import SPARE, Cpus
 from deployer.agents.fetch.gauge import Gauge, Reporter
 from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.landing import Landing
@@ -65,17 +66,16 @@ class Download:
         todo = [file for file in self.job.files if not self.landing.recorded(file)]
         self.queue.extend(in_order(todo))
         log(f"{len(todo)} of {len(self.job.files)} files to fetch or judge, in {self.job.path}")
-        threads = [
-            threading.Thread(target=self.work, daemon=True)
-            for _ in range(self.job.connections if todo else 0)
-        ]
-        for thread in threads:
-            thread.start()
+        threads: list[threading.Thread] = []
+        self.start(threads, self.hub.at_once(self.job.connections) if todo else 0)
+        cpus = Cpus()
         try:
             while any(thread.is_alive() for thread in threads):
                 self.reporter.tell(self.gauge.line())
                 self.hub.hurry(time.monotonic())
                 join(threads, 1.0, self.stop.event)
+                if len(threads) < self.job.connections and cpus.idle() >= SPARE:
+                    self.start(threads, 1)
                 if self.stop.event.is_set():
                     self.hub.hurry(math.inf)
                     join(threads, END_S)
@@ -86,9 +86,15 @@ class Download:
         if self.errors:
             raise self.errors[0]
         if self.withheld:
-            count, (name, why) = len(self.withheld), next(iter(self.withheld.items()))
-            told = f"{count} of {len(self.job.files)} files are not to be had from "
-            raise Fatal(GAVE_UP, f"{told}{self.hub.endpoint}, first {name}: {why}")
+            count, first = len(self.withheld), next(iter(self.withheld.values()))
+            told = f"{count} of {len(self.job.files)} files are not to be had there, first {first}"
+            raise Fatal(GAVE_UP, told)
+
+    def start(self, threads: list[threading.Thread], count: int) -> None:
+        """So many workers more."""
+        for _ in range(count):
+            threads.append(threading.Thread(target=self.work, daemon=True))
+            threads[-1].start()
 
     def work(self) -> None:
         """One worker's life."""
