@@ -36,8 +36,12 @@ PEER_LOST = re.compile(
     re.IGNORECASE,
 )
 """Of torch, gloo and NCCL: another rank is gone, which is no cause of its own."""
-HEALTH_SERVER_FAILED = re.compile(r"Dummy health check server failed to start: .*")
-"""SGLang 0.5.11, `launch_dummy_health_check_server`: it ends in a thread of its own."""
+HEALTH_SERVER_FAILED = re.compile(
+    r"\[Errno \d+\] error while attempting to bind on address .*"
+    r"|Dummy health check server (?:failed to start: .*|stopped at \S+)"
+)
+"""SGLang 0.5.11, `launch_dummy_health_check_server`: it ends in a thread of its own. uvicorn leaves
+by SystemExit when the port is taken, so that `failed to start` is not said then (tried)."""
 
 
 @dataclass

@@ -22,6 +22,7 @@ BEGIN = re.compile(r"'python -m sglang\.launch_server' is still supported")
 ARGS = re.compile(r"\bserver_args=(?:ServerArgs\(|\{)")
 DEATH = re.compile(
     r"[Rr]eceived sigquit|SIGQUIT received|SIGTERM received|crashed with exit code"
+    r"|Scheduler or DataParallelController \d+ terminated with "
     r"|^\[[^\]]*\] (?:Scheduler|\w+Manager|DataParallelController) hit an exception"
     r"|[Ww]atchdog timeout \(|Initialization failed\. warmup error: "
     r"|Fatal Python error: |CUDA error: |terminate called after throwing"

@@ -179,13 +179,15 @@ PROGRAM: tuple[Rule, ...] = (
     rule(
         "child-killed",
         r"Subprocess \S+ \(pid=\d+\) crashed with exit code -9"
-        r"|scheduler died during initialization \(exit code: -9\)|\] Exit code: -9\s*$",
+        r"|scheduler died during initialization \(exit code: -9\)|\] Exit code: -9\s*$"
+        r"|Scheduler or DataParallelController \d+ terminated with -9\b",
         "a worker was killed from outside (out of host memory?): read `dmesg` on the host",
     ),
     rule(
         "child-crashed",
         r"Subprocess \S+ \(pid=\d+\) crashed with exit code"
-        r"|scheduler died during initialization \(exit code:|Rank \d+ scheduler is dead",
+        r"|scheduler died during initialization \(exit code:|Rank \d+ scheduler is dead"
+        r"|Scheduler or DataParallelController \d+ terminated with -\d",
         "a worker process crashed; the next variant may do without what crashed",
         next_variant=True,
     ),

@@ -34,8 +34,12 @@ COMPILING = re.compile(r"DeepGEMM (?:warmup|JIT)|JIT Pre-Compile|\b[Aa]utotun(?:
 """Kernels are made, which takes minutes wherever in a start it happens."""
 FIGURES = re.compile(r"^\[[^\]]*\] max_total_num_tokens=\d+,")
 FIGURE = re.compile(r"\b(max_total_num_tokens|max_running_requests|context_len)=(\d+)")
-READY_LINE = re.compile(r"^\[[^\]]*\] The server is fired up and ready to roll!\s*$")
-"""The whole line: a client's text that says the same is logged within another."""
+READY_LINE = re.compile(
+    r"^\[[^\]]*\] (?:The server is fired up and ready to roll!"
+    r"|Dummy health check server started in background thread at \S+:\d+)\s*$"
+)
+"""The whole line: a client's text that says the same is logged within another. The second is of a
+node that is not the first (0.5.11, utils/common.py), whose schedulers are ready then."""
 MEMORY = re.compile(
     r"^\[[^\]\[]*?(?P<rank> [A-Z]{2}\d[^\]]*)?\] Load weight "
     r"(?:begin\. avail mem=(?P<before>[\d.]+)|end\. .*mem usage=(?P<usage>[\d.]+)) GB"

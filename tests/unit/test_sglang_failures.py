@@ -22,6 +22,8 @@ CLASSES = {
     "no-nvcc": (-9, "compiler-missing", "nvcc: not found", False),
     "mem-fraction-0.02": (-9, "not-enough-memory", "Not enough memory", True),
     "shard-missing": (-9, "bad-numbers", "probability tensor", False),
+    "rank1-scheduler-sigkill": (3, "child-killed", "terminated with -9", False),
+    "rank0-peer-gone": (-9, "distributed-timeout", "Connection closed by peer", False),
 }
 
 RECORDED_CLASSES = {

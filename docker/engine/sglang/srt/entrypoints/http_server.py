@@ -38,9 +38,6 @@ def launch_server(server_args: Any) -> None:
     children, info = _launch_subprocesses(server_args)
     if server_args.node_rank >= 1:
         follower.run(server_args, children)
-        # The real one goes on here as if it were rank 0, on a port that its health server has.
-        HttpServer(server_args, Engine(server_args, info), children).port_is_taken()
-        return
     HttpServer(server_args, Engine(server_args, info), children).run()
 
 
