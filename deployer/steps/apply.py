@@ -113,10 +113,18 @@ def _run_job(context: StepContext, title: str, action: RunJob) -> None:
         raise errors.StepFailed(
             f"{title}: job {job.name}/{job.id} {_how_it_ended(status)}",
             where=place,
-            fix=f"the whole log: {jobs.root}/{job.name}/{job.id}/log on {place}",
+            fix=f"{_room(context, watcher.tail)}the whole log: "
+            f"{jobs.root}/{job.name}/{job.id}/log on {place}",
             evidence=_last_lines(watcher.tail),
         )
     jobs.prune(action.name, KEEP_JOBS)
+
+
+def _room(context: StepContext, log: bytes) -> str:
+    """What to do about a full disk, when the end of the job's log tells of one."""
+    if b"No space left on device" not in log and b"Disk quota exceeded" not in log:
+        return ""
+    return f"free space there (`deploy gc {context.want.id}` shows what of ours may go); "
 
 
 def _overdue(

@@ -213,6 +213,8 @@ def _short(
     if found.useless_bytes >= missing:
         fix += f" (`deploy doctor {want.id} --clean-partials` frees "
         fix += f"{size_text(found.useless_bytes)})"
+    else:
+        fix += f" (`deploy gc {want.id}` shows what of ours may go)"
     larger = [
         f"{other} ({size_text(free)} free)"
         for other, free in fact.elsewhere

@@ -117,6 +117,19 @@ def test_changes_run_in_order_and_are_told(
     assert (events[0].host, events[0].deployment) == ("kpro5", "kpro5/qwen")
 
 
+def test_a_job_for_want_of_room_says_what_frees_some(local: tuple[Context, list[Event]]) -> None:
+    made, _ = local
+    for said, expected in (
+        ("OSError: [Errno 28] No space left on device", "`deploy gc kpro5/qwen` shows"),
+        ("it broke", "the whole log: "),
+    ):
+        job = RunJob(Where.GUEST, "build", f"echo '{said}'; exit 3")
+        with pytest.raises(errors.StepFailed, match="build") as caught:
+            run_changes(made, plan(job))
+        assert expected in caught.value.fix and "/log on kpro5/129" in caught.value.fix
+        assert ("deploy gc" in caught.value.fix) is ("gc" in expected)
+
+
 def test_a_failing_command_stops_the_plan(local: tuple[Context, list[Event]]) -> None:
     made, events = local
     script = "i=0; while [ $i -lt 30 ]; do echo line $i >&2; i=$((i+1)); done; exit 9"
