@@ -204,8 +204,8 @@ def test_each_file_system_is_asked_for_its_own_files() -> None:
     assert short.state is PlanState.BLOCKED
     assert short.reason == "/mnt/b: 2.1 kB free, 2.0 kB to download and 100 bytes margin needed"
     assert short.fix == (
-        "free 1 bytes at /mnt/b (`deploy gc box/tiny` shows what of ours may go), or set model.path "
-        "below /data (10.0 kB free)"
+        "free 1 bytes at /mnt/b (`deploy gc box/tiny` shows what of ours may go), or set "
+        "model.path below /data (10.0 kB free)"
     )
     enough = {**fact.rooms, "2": Room("/mnt/b", 2100, 1000, 2000)}
     assert plan(replace(fact, rooms=enough)).state is PlanState.CHANGES
