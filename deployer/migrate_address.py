@@ -6,8 +6,9 @@ some host's firewall, which this tool does not touch; a hook changes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from deployer.address_place import default_routes, holds, moved, of_container
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, RemoteCommandFailed, StepFailed
 from deployer.inventory import AddressCutover
@@ -15,7 +16,7 @@ from deployer.migrate_gap import Gap, Meter
 from deployer.migrate_side import Side
 from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at, unmeasured
 from deployer.model import Facts
-from deployer.pct_net import for_container, has_address, host_part, net_options, where_address
+from deployer.pct_net import host_part, net_options
 from deployer.remote.transport import Transport
 from deployer.shell import words
 from deployer.steps.container_facts import ContainerFacts
@@ -74,6 +75,7 @@ class AddressWay(Way):
     def obstacles(self, source: Facts | None, destination: Facts | None) -> list[tuple[str, str]]:
         """Both are containers, one has the address, the other has room, and SSH does not use it."""
         found = [] if self.record.cut else unmeasured(self.rule.probe_url)
+        looks: list[ContainerFacts | None] = []
         for side, facts in ((self.source, source), (self.destination, destination)):
             if side.want.vmid is None:
                 found.append((f"{side.want.id} runs in no container", "use cutover.hook"))
@@ -82,41 +84,12 @@ class AddressWay(Way):
                 what = f"{host_part(self.rule.ip)} is how SSH reaches {side.want.id}"
                 found.append((what, "give the model an address of its own, or use cutover.hook"))
             seen = facts.get(ContainerFacts) if facts is not None else None
+            looks.append(seen)
             if seen is not None and seen.exists:
-                first = side is self.source
-                found += self._of_container(side.want, seen, loses=first and not self.record.cut)
-        return found
-
-    def _of_container(
-        self, want: Deployment, seen: ContainerFacts, *, loses: bool
-    ) -> list[tuple[str, str]]:
-        rule, keys = self.rule, seen.config().current.keys
-        value = keys.get(rule.interface)
-        name = f"container {want.vmid} on {want.host_name}"
-        found = []
-        if lock := keys.get("lock"):
-            found.append((f"{name} is locked ({lock})", "wait for that task to end"))
-        if has_address(value, rule.ip):
-            return found
-        if not loses:
-            if value is not None:
-                what = f"{rule.interface} of {name} is in use: {value}"
-                fix = "choose another cutover.address.interface, free in both containers"
-                found.append((what, fix))
-            return found
-        there = where_address(keys, rule.ip)
-        if there is not None:
-            key, text = there
-            found.append(
-                (
-                    f"{name} has it as {text} on {key}, not as {rule.ip} on {rule.interface}",
-                    f"set cutover.address to interface {key}, ip {text}",
-                )
-            )
-        else:
-            has = f"; that is {value}" if value else ""
-            what = f"{name} does not have {rule.ip} on {rule.interface}{has}"
-            found.append((what, "correct cutover.address"))
+                loses = side is self.source and not self.record.cut
+                found += of_container(self.rule, side.want, seen, loses=loses)
+        if not self.record.cut and len(looks) == 2:
+            found += default_routes(self.rule, self.source.want, looks[0], looks[1])
         return found
 
     def move(self, direction: Direction) -> Gap | None:
@@ -133,7 +106,7 @@ class AddressWay(Way):
                 if old is not None:
                     self._drop(loses)
                 try:
-                    run_pct(gets.host, give_words(gets.want.vmid or 0, self.rule, value))
+                    self._give(gets, value)
                 except DeployError as error:
                     self._give_back(loses, old, error)
                     raise
@@ -162,6 +135,23 @@ class AddressWay(Way):
             fix="use cutover.hook, then run the same command again; or --abort",
         )
 
+    def _give(self, side: Side, value: str) -> None:
+        """The container has it now. Raises StepFailed when it would only take it at its next start.
+
+        Then it does not take it at all, so that it cannot come up with it later.
+        """
+        vmid = side.want.vmid or 0
+        run_pct(side.host, give_words(vmid, self.rule, value))
+        if holds(side.gather().need(ContainerFacts), self.rule) is not None:
+            return
+        run_pct(side.host, revert_words(vmid, self.rule))
+        raise StepFailed(
+            f"container {vmid} on {side.want.host_name} would take {self.rule.ip} only when it is "
+            "started again; that change is reverted",
+            where=side.want.id,
+            fix="use cutover.hook, then run the same command again; or --abort",
+        )
+
     def _give_back(self, side: Side, value: str | None, error: DeployError) -> None:
         """Clients are not left without anybody."""
         if value is None:
@@ -185,6 +175,9 @@ class AddressWay(Way):
         if answer.exit != 0:
             said = (answer.error_text.strip() or f"exit {answer.exit}").splitlines()[-1]
             side.note(PHASE, f"the neighbours were not told: {said}", "warning")
+            if not self.rule.probe_url:
+                text = "whether clients get answers there is not known: give cutover.address a "
+                side.note(PHASE, text + "probe_url, and the address goes back when not", "warning")
 
     def problem(self, direction: Direction) -> str:
         """See Way."""
@@ -206,37 +199,13 @@ def logins(want: Deployment) -> set[str]:
     return {ssh.address for ssh in (want.host.ssh, guest) if ssh is not None}
 
 
-def holds(seen: ContainerFacts, rule: AddressCutover) -> str | None:
-    """The network entry of the container that has the address; None when it has it not."""
-    value = seen.config().current.keys.get(rule.interface)
-    return value if has_address(value, rule.ip) else None
-
-
-def moved(old: str, rule: AddressCutover, seen: ContainerFacts) -> str:
-    """The entry for the other container.
-
-    Raises StepFailed when the key is taken there by another address, or when there is no entry.
-    """
-    if not old:
-        raise StepFailed(
-            f"no container has {rule.ip} on {rule.interface}", fix="correct it by hand"
-        )
-    keys: Mapping[str, str] = seen.config().current.keys
-    if rule.interface in keys:
-        raise StepFailed(
-            f"{rule.interface} of the other container is in use: {keys[rule.interface]}",
-            fix="choose another cutover.address.interface, free in both containers",
-        )
-    return for_container(old, keys)
-
-
 def drop_words(vmid: int, rule: AddressCutover) -> Sequence[str]:
     """Takes the interface out, at once."""
     return ("pct", "set", str(vmid), "--delete", rule.interface)
 
 
 def revert_words(vmid: int, rule: AddressCutover) -> Sequence[str]:
-    """Forgets a deletion that is pending."""
+    """Forgets a change that is pending."""
     return ("pct", "set", str(vmid), "--revert", rule.interface)
 
 

@@ -11,10 +11,11 @@ import pytest
 import serverworld as world
 from migrateworld import OLD, conf
 
+from deployer.address_place import holds, moved
 from deployer.document import parse
 from deployer.errors import DocumentError, RemoteCommandFailed, StepFailed
-from deployer.inventory import AddressCutover, Cutover, InventoryFile
-from deployer.migrate_address import AddressWay, drop_words, give_words, holds, moved
+from deployer.inventory import AddressCutover, Container, Cutover, InventoryFile, Ssh
+from deployer.migrate_address import AddressWay, drop_words, give_words
 from deployer.model import Facts
 from deployer.remote.transport import Answer
 from deployer.state import Migration
@@ -91,7 +92,7 @@ def address_way(old: str, new: str, **changes: Any) -> tuple[AddressWay, Any, An
                 return Answer(1, b"", b"the guest does not have it")
             if made.refuses and f"--{RULE.interface} " in script:
                 return Answer(255, b"", made.refuses.encode())
-            if "--revert" in script or (made.pends and "--delete" in script):
+            if "--revert" in script or made.pends:
                 return Answer(0, b"", b"")
             lines = [line for line in conf_["text"].splitlines() if not line.startswith("net1")]
             if "--delete" not in script:
@@ -144,10 +145,35 @@ def test_an_address_that_would_stay_until_a_restart_is_never_at_two_places() -> 
     assert not [one for one in destination.ran if "pct set" in one]
 
 
+def test_an_address_that_comes_only_with_a_restart_goes_back_at_once() -> None:
+    """Else nobody would have it, and both after the restart."""
+    way, source, destination = address_way(OLD, NEW)
+    destination.pends = True
+    with pytest.raises(StepFailed, match="only when it is started again") as caught:
+        way.move("forward")
+    assert "kpro6/qwen has 192.0.2.50/24 again" in caught.value.what
+    assert destination.ran[-1] == "pct set 129 --revert net1"
+    assert "hwaddr=AA:BB:CC:DD:EE:01" in source.conf["text"]
+
+
+GATE = OLD.replace("ip=192.0.2.50/24,", "ip=192.0.2.50/24,gw=192.0.2.1,")
+PENDING = "[pve:pending]\n"
+
+
 @pytest.mark.parametrize(
     ("old", "new", "changes", "said"),
     [
         (OLD, NEW, {}, ""),
+        (GATE, NEW, {}, ""),
+        (
+            GATE.replace("129/24", "129/24,gw=192.0.2.1"),
+            NEW.replace("ip=dhcp", "ip=192.0.2.3/24,gw=192.0.2.9"),
+            {},
+            "the other container has one on net0 already",
+        ),
+        (OLD, NEW.replace("ip=dhcp", "ip=192.0.2.50/32"), {}, "has that address already"),
+        (OLD, NEW + PENDING + "net1: name=eth1,bridge=vmbr9\n", {}, "waits for its next start"),
+        (OLD + PENDING + "delete: net1\n", NEW, {}, "pct set 129 --revert net1"),
         (OLD, NEW, {"interface": "net2"}, "has it as 192.0.2.50/24 on net1, not as"),
         (
             OLD,
@@ -173,6 +199,19 @@ def test_what_speaks_against_an_address(
     rows = way.obstacles(source.gather(), destination.gather())
     assert [f"{what} {fix}" for what, fix in rows if said in f"{what} {fix}"] or not said
     assert len(rows) == bool(said)
+
+
+def test_the_way_to_the_source_is_not_moved_along() -> None:
+    """Its sshd may be reached through that gateway, and it still has to be stopped."""
+    way, source, destination = address_way(GATE, NEW)
+    ssh = Ssh(address="192.0.2.129")
+    host = source.want.host.model_copy(update={"containers": {129: Container(ssh=ssh)}})
+    source.want = dataclasses.replace(source.want, host=host)
+    [(what, fix)] = way.obstacles(source.gather(), destination.gather())
+    assert what.endswith("would go along; SSH to container 129 may need it")
+    assert fix == "take gw= out of net1, or use cutover.hook"
+    source.conf["text"] = GATE.replace("129/24", "129/24,gw=192.0.2.1")
+    assert way.obstacles(source.gather(), destination.gather()) == []
 
 
 def test_the_address_of_ssh_is_not_moved() -> None:
