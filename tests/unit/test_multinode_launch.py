@@ -118,12 +118,16 @@ def test_a_follower_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_follower_whose_port_is_taken_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = b"Dummy health check server failed to start: [Errno 98] Address already in use\n"
+    said = (
+        b"[2026-11-30 19:14:32] Dummy health check server started in background thread at "
+        b"0.0.0.0:30000\n[2026-11-30 19:14:32] [Errno 98] error while attempting to bind on address "
+        b"('0.0.0.0', 30000): address already in use\n"
+    )
     world = World(monkeypatch, Script([*UP]), Script([*UP, said]))
     monkeypatch.setattr(
         launch_wait, "ask", lambda t, want, c, **m: [{"ok": True} if want.follows else READY]
     )
-    with pytest.raises(StepFailed, match=r"rank 1 on kpro6: Dummy .*: .Errno 98. Addr") as caught:
+    with pytest.raises(StepFailed, match=r"rank 1 on kpro6: .Errno 98. error while") as caught:
         world.run()
     assert "serve.port" in caught.value.fix
     assert world.clock.time < 1000 + multinode_launch.LISTEN_S
