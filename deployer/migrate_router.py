@@ -10,8 +10,9 @@ from deployer.migrate_gap import Gap
 from deployer.migrate_side import Side, trouble
 from deployer.migrate_way import OUT_S, PHASE, Direction, Way
 from deployer.model import Facts
-from deployer.router import Router, Worker, at, told
+from deployer.router import Router
 from deployer.router_door import doors, key_for, secret
+from deployer.router_worker import Worker, at, told
 
 
 class RouterWay(Way):

@@ -16,8 +16,9 @@ from deployer.events import Bus, Note, Progress
 from deployer.inventory import Replica
 from deployer.model import Facts
 from deployer.remote.transport import Transport
-from deployer.router import EVERY_S, Router, Worker, at, told
+from deployer.router import EVERY_S, Router
 from deployer.router_door import Door, doors, key_for, secret
+from deployer.router_worker import Worker, at, told
 from deployer.steps.server_facts import ServerFact
 
 INTERRUPTS = ("driver", "gpus", "container", "stop", "launch")

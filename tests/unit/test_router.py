@@ -16,7 +16,7 @@ from deployer import router_door
 from deployer.errors import StepBlocked, StepFailed, Unreachable
 from deployer.inventory import RouterCutover
 from deployer.names import same_url
-from deployer.router import Router, Worker, at, parse_worker, posted
+from deployer.router import Router, posted
 from deployer.router_door import (
     HereDoor,
     Reply,
@@ -25,6 +25,7 @@ from deployer.router_door import (
     key_for,
     reply,
 )
+from deployer.router_worker import Worker, at, parse_worker
 
 A, B = "http://192.0.2.5:30000", "http://192.0.2.6:30000"
 ID = "01a22c50-25b4-7156-b8d2-e14eef530f9e"
@@ -425,7 +426,9 @@ def test_what_is_no_router_is_told_from_here_and_from_a_target(
 
     def door(path: str) -> Any:
         url, key = odd + path, "s3cret"
-        return ThereDoor(LocalTransport(os.environ["PATH"]), url, key) if there else HereDoor(url, key)
+        return (
+            ThereDoor(LocalTransport(os.environ["PATH"]), url, key) if there else HereDoor(url, key)
+        )
 
     for path, said in (("/ssh", "SSH-2.0"), ("/large", "more than")):
         with pytest.raises(Unreachable, match=said):
