@@ -119,16 +119,15 @@ def decide(
         )
     if ours.outcome == "aborted":
         return Nothing(ours, f"{word(ours)} is taken back: nothing is left to do")
-    if abort:
-        later = newest(
-            one for one in [ours, *others] if one.outcome != "aborted" and needed & bound(one)
+    came = [one for one in [ours, *others] if one.outcome != "aborted" and needed & bound(one)]
+    later = newest(came) if ours.outcome else None
+    if later is not None and later.id != ours.id and (abort or seen.source_serves is False):
+        raise UsageError(
+            f"{word(later)} came after it",
+            where=f"{source} -> {destination}",
+            fix="`deploy status` shows what serves; from there it moves with `deploy migrate`",
         )
-        if later is not None and later.id != ours.id:
-            raise UsageError(
-                f"{word(later)} came after it",
-                where=f"{source} -> {destination}",
-                fix=f"migrate back: `deploy migrate {destination} {source}`",
-            )
+    if abort:
         return TakeBack(ours)
     if ours.back:
         raise UsageError(

@@ -25,6 +25,7 @@ from deployer.migrate_preflight import (
     destination_obstacles,
     differences,
     lock_obstacle,
+    older_wish,
     one_machine,
     pair_obstacles,
     refused,
@@ -155,6 +156,8 @@ class Outset:
             plans, own = self.plans(new), record if resumed else None
             found += destination_obstacles(destination.want, new, destination.own, plans, own)
         found += one_machine(source.want, old, destination.want, new)
+        if old is not None and (line := older_wish(source.want, old, destination.own.manifest)):
+            source.note("preflight", line, "warning")
         if old is not None and new is not None:
             for line in differences(source.want, old, destination.want, new):
                 destination.note("preflight", line)

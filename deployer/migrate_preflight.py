@@ -16,7 +16,7 @@ from deployer.model import Facts, Plan, PlanState
 from deployer.observe import LockSeen
 from deployer.pct_config import Section
 from deployer.remote.lock_record import Controller, is_stale
-from deployer.state import DeploymentState, Migration
+from deployer.state import DeploymentState, Manifest, Migration
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver
 from deployer.steps.gpus_facts import GpuFacts
@@ -212,6 +212,23 @@ def fit_obstacle(want: Deployment, facts: Facts, state: DeploymentState) -> list
         return []
     what = "the model does not fit its GPUs: " + "; ".join(refusals)
     return [Obstacle(want.id, what, f"change serve.args (`deploy fit {want.id}`)")]
+
+
+def older_wish(want: Deployment, facts: Facts, manifest: Manifest | None) -> str:
+    """That the source serves something else than its playbook and the list of files say now.
+
+    `manifest`: of the destination; '' when the two cannot be compared, too.
+    """
+    server = facts.get(ServerFact)
+    job = server.job if server is not None else None
+    if job is None or not job.alive or manifest is None:
+        return ""
+    if is_wanted(want, manifest, job.fingerprint, job.launch):
+        return ""
+    return (
+        f"launch {job.identity.id} has other arguments, weights or lock than the playbook says "
+        "now; what it says now moves"
+    )
 
 
 def differences(source: Deployment, old: Facts, destination: Deployment, new: Facts) -> list[str]:

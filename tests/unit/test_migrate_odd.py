@@ -149,6 +149,7 @@ def test_done_is_not_said_of_a_destination_that_is_down(make: Make) -> None:
 def test_an_older_finished_one_does_not_write_over_a_later_one(make: Make) -> None:
     world = make()
     assert world.migrate().error is None
+    # By the other controller's clock, which is slow.
     later = Migration(
         **{"id": "m2", "source": f"{DST}/qwen", "destination": "kpro7/qwen", "phase": "retire"},
         outcome="done",

@@ -38,6 +38,7 @@ from deployer.migrate_preflight import (
     destination_obstacles,
     differences,
     lock_obstacle,
+    older_wish,
     one_machine,
     pair_obstacles,
     refused,
@@ -128,6 +129,11 @@ def test_the_newest_copy_counts() -> None:
         ([record(outcome="done", keep_source=True)], {"retire": True}, Resume),
         # Its clock was a day ahead when it was taken back.
         ([record(id="m0", outcome="aborted", started=9.0), record()], {}, Resume),
+        (
+            [record(), record(id="m2", source=B, destination=C, outcome="done", started=9.0)],
+            {},
+            Resume,
+        ),
         # What came after it was taken back.
         (
             [record(outcome="done"), record(id="m2", source=B, destination=C, outcome="aborted")],
@@ -162,6 +168,14 @@ def test_what_a_run_does(records: list[Migration], words: dict[str, Any], kind: 
             ],
             {"abort": True},
             "kpro5/qwen -> kpro6/qwen \\(m2\\) came after it",
+        ),
+        (
+            [
+                record(outcome="done"),
+                record(id="m2", source=B, destination=C, outcome="done", started=9.0),
+            ],
+            {"source_serves": False},
+            "kpro5/qwen -> kpro7/qwen \\(m2\\) came after it",
         ),
     ],
 )
@@ -256,6 +270,15 @@ def test_a_source_that_somebody_has_started_since_is_not_stopped_again() -> None
     [one] = restarted(WANT, idle)
     assert "since the migration" in one.what and "train.py" in one.what
     assert restarted(WANT, Facts({ServerFact: world.fact()})) == []
+
+
+def test_a_source_that_serves_something_else_than_its_playbook_says_now() -> None:
+    assert older_wish(WANT, serving(), world.MANIFEST) == ""
+    assert older_wish(WANT, serving(), None) == ""
+    edited = world.deployment(serve={"args": {"context-length": 1024}})
+    assert "other arguments, weights or lock" in older_wish(edited, serving(), world.MANIFEST)
+    moved = world.MANIFEST.model_copy(update={"commit": "beef"})
+    assert "now; what it says now moves" in older_wish(WANT, serving(), moved)
 
 
 def test_retire_would_take_others_along() -> None:
