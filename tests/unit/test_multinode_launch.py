@@ -120,8 +120,8 @@ def test_a_follower_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_follower_whose_port_is_taken_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     said = (
         b"[2026-11-30 19:14:32] Dummy health check server started in background thread at "
-        b"0.0.0.0:30000\n[2026-11-30 19:14:32] [Errno 98] error while attempting to bind on address "
-        b"('0.0.0.0', 30000): address already in use\n"
+        b"0.0.0.0:30000\n[2026-11-30 19:14:32] [Errno 98] error while attempting to bind on "
+        b"address ('0.0.0.0', 30000): address already in use\n"
     )
     world = World(monkeypatch, Script([*UP]), Script([*UP, said]))
     monkeypatch.setattr(
