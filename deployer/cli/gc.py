@@ -88,7 +88,7 @@ def command(options: Options, words: tuple[str, ...], all_: bool, dry_run: bool)
         print_json(
             {
                 "exit_code": code,
-                "freed": not shows,
+                "freed": not shows and any(one.error is None for one in ended),
                 "errors": {one.id: error_dict(one.error) for one in ended if one.error},
                 "deployments": {
                     name: [_row(one, became.get((name, one.found.path))) for one in rows]

@@ -269,6 +269,7 @@ def test_rollback_says_what_there_is(box: Box) -> None:
     assert dark.return_value == 3 and "venv: not asked" in dark.output
     told = json.loads(box.deploy("--json", "gc", "h").stdout)
     assert told["errors"]["h/q"]["exit_code"] == 3 == told["exit_code"]
+    assert json.loads(box.deploy("--json", "--yes", "gc", "h").stdout)["freed"] is False
     acting = box.deploy("rollback", "h", "--yes")
     assert acting.return_value == 3 and "not looked at" in acting.output
 
