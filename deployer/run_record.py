@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from deployer.errors import DeployError
-from deployer.events import Event
+from deployer.events import Event, RunFinished
 from deployer.names import shown
 from deployer.state_file import make_folder
 
@@ -32,7 +32,10 @@ class RunRecord:
             raise self._unwritable(error) from error
 
     def __call__(self, event: Event) -> None:
-        """Appends one event. Raises DeployError, once: the events of that error come here too."""
+        """Appends one event. Raises DeployError, once: the events of that error come here too.
+
+        Nor does the end of a run that has failed raise: how it failed is what is to be told.
+        """
         if self._lost:
             return
         line = json.dumps(event.to_dict(), ensure_ascii=False, default=str) + "\n"
@@ -40,7 +43,8 @@ class RunRecord:
             self._file.write(line.encode("utf-8", "backslashreplace"))
         except OSError as error:
             self._lost = True
-            raise self._unwritable(error) from error
+            if not (isinstance(event, RunFinished) and event.exit_code):
+                raise self._unwritable(error) from error
 
     def close(self) -> None:
         """Ends the file."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import serverworld as world
@@ -13,8 +14,9 @@ import serverworld as world
 from deployer import up
 from deployer.deployment import Deployment
 from deployer.engine import Outcome, Selection
-from deployer.errors import CommandOverdue, Defect, StepFailed
+from deployer.errors import CommandOverdue, Defect, LockUnknown, StepFailed
 from deployer.events import Bus, Event, RunFinished
+from deployer.locallock import LocalLock
 from deployer.model import Change, Facts, Plan, Probe, Procedure, Where
 from deployer.remote.transport import Transport
 from deployer.state import DeploymentState, Launch
@@ -121,6 +123,37 @@ def test_an_unforeseen_error_is_a_result_and_ends_the_record(tmp_path: Path) -> 
     [record] = (tmp_path / ".deploy" / "runs").iterdir()
     last = json.loads(record.read_text().splitlines()[-1])
     assert last["event"] == "run_finished" and last["exit_code"] == 1
+
+
+@pytest.mark.parametrize("owner", [True, False], ids=["no owner of the lock", "no record"])
+def test_a_full_disk_of_this_machine_is_a_result_of_its_host(
+    tmp_path: Path, owner: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other hosts of the run go on, also when nothing at all can be recorded of this one."""
+
+    class Full:
+        def write(self, line: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        def close(self) -> None:
+            pass
+
+    opened = Path.open
+
+    def opens(self: Path, *words: Any, **more: Any) -> Any:
+        if self.suffix != ".jsonl":
+            return opened(self, *words, **more)
+        return Full() if owner else Full().write(b"")
+
+    def no_lock(self: LocalLock) -> None:
+        raise LockUnknown("the owner of the lock of kpro5 cannot be recorded: No space")
+
+    monkeypatch.setattr(Path, "open", opens)
+    monkeypatch.setattr(LocalLock, "acquire", no_lock)
+    results, events = run(tmp_path, [Fake("a")], [WANT, WANT])
+    what = "the owner of the lock" if owner else "the record of the run cannot be written: No space"
+    assert all(what in str(one.error) for one in results) and len(results) == 2
+    assert [what in one.summary for one in finished(events)] == [True]
 
 
 def test_the_next_deployment_runs_after_a_failure_but_not_after_the_deadline(
