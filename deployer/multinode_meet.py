@@ -19,6 +19,7 @@ from deployer.multinode_node import NodeRun
 from deployer.multinode_threads import together
 from deployer.multinode_told import Failed
 from deployer.remote.transport import Answer
+from deployer.rollback_choice import part_of
 from deployer.shell import quote
 from deployer.steps.server_agent import PYTHON
 
@@ -137,8 +138,8 @@ def verdict(nodes: Sequence[NodeRun], said: Mapping[str, Heard]) -> dict[str, St
     """Host -> why it cannot meet the others. Pure."""
     leader, others = nodes[0], nodes[1:]
     init = leader.want.node.init if leader.want.node is not None else ""
-    mine, runs = said[leader.host], job_of(leader.facts) is not None
-    if mine.word == "taken" and not runs:
+    mine = said[leader.host]
+    if mine.word == "taken" and not _ours(leader, init.rpartition(":")[2]):
         return {
             leader.host: StepBlocked(
                 f"the port at which its nodes meet, {init.rpartition(':')[2]}, is taken on rank 0 "
@@ -163,6 +164,16 @@ def verdict(nodes: Sequence[NodeRun], said: Mapping[str, Heard]) -> dict[str, St
                 f"of {leader.want.id} to the address at which {one.host} reaches it",
             )
     return problems
+
+
+def _ours(leader: NodeRun, port: str) -> bool:
+    """Is it the launch that runs which has the port? One without a record may be."""
+    job = job_of(leader.facts)
+    launch = part_of(leader.own, job.identity.id) if job is not None else None
+    if launch is None:
+        return job is not None
+    flags = dict(zip(launch.argv, launch.argv[1:], strict=False))
+    return flags.get("--dist-init-addr", "").rpartition(":")[2] == port
 
 
 def _run(node: NodeRun, code: str, words: Sequence[str], seconds: float) -> Answer:

@@ -24,9 +24,7 @@ from serverworld import (
 
 from deployer.cancel import Cancel
 from deployer.deployment import Deployment, Node
-from deployer.errors import (
-    GateFailed,
-)
+from deployer.errors import GateFailed
 from deployer.model import Facts, PlanState
 from deployer.multinode_follower import Follower
 from deployer.multinode_launch import NodesLaunch

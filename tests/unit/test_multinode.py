@@ -9,22 +9,12 @@ from typing import Any, ClassVar
 
 import pytest
 from nodesworld import HOSTS, PLAIN, RANKS
-from serverworld import (
-    MANIFEST,
-    fact,
-    facts,
-    state,
-)
+from serverworld import MANIFEST, fact, facts, state
 
 from deployer import multinode_node
 from deployer.deployment import Deployment
 from deployer.engine import Outcome
-from deployer.errors import (
-    LockHeld,
-    NotStarted,
-    StepBlocked,
-    StepFailed,
-)
+from deployer.errors import LockHeld, NotStarted, StepBlocked, StepFailed
 from deployer.events import Bus
 from deployer.fleet import exit_code
 from deployer.locallock import LocalLock

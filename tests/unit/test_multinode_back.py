@@ -8,21 +8,10 @@ from typing import Any
 
 import pytest
 from nodesworld import ALONE, HOSTS, PLAIN, RANKS, serving
-from serverworld import (
-    IDENTITY,
-    MANIFEST,
-    fact,
-    facts,
-    server_job,
-    state,
-)
+from serverworld import IDENTITY, MANIFEST, fact, facts, server_job, state
 
 from deployer.deployment import Deployment, Node
-from deployer.errors import (
-    GateFailed,
-    StepBlocked,
-    Unreachable,
-)
+from deployer.errors import GateFailed, StepBlocked, Unreachable
 from deployer.kept import Kept
 from deployer.model import Facts, PlanState
 from deployer.multinode_back import NodesBack

@@ -23,11 +23,7 @@ from serverworld import (
 from deployer import multinode_launch
 from deployer.cancel import Cancel
 from deployer.deployment import Node
-from deployer.errors import (
-    RemoteCommandFailed,
-    StepFailed,
-    Unreachable,
-)
+from deployer.errors import RemoteCommandFailed, StepFailed, Unreachable
 from deployer.model import Facts, PlanState
 from deployer.multinode_follower import Follower, job_of, marked, only_misses_a_peer
 from deployer.multinode_node import NodeStop

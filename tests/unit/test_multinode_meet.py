@@ -9,22 +9,20 @@ from typing import Any
 
 import pytest
 from nodesworld import HOSTS, RANKS, serving
-from serverworld import (
-    fact,
-    facts,
-)
+from serverworld import IDENTITY, fact, facts, state
 
 from deployer.deployment import Deployment
 from deployer.model import Facts
 from deployer.multinode_meet import KNOCK, LISTEN, heard, verdict
 from deployer.remote.transport import Answer
+from deployer.state import Launch
 
 
 class Met:
     """A node as `verdict` looks at it."""
 
     def __init__(self, want: Deployment, seen: Facts) -> None:
-        self.want, self.host, self.facts = want, want.host_name, seen
+        self.want, self.host, self.facts, self.own = want, want.host_name, seen, state()
 
 
 @pytest.mark.parametrize(
@@ -69,3 +67,13 @@ def test_a_knock_is_heard_and_what_is_in_its_place_is_told() -> None:
     server = subprocess.Popen([*listen, port, "5", "1", "w"], stdout=subprocess.PIPE, text=True)
     assert run(*knock, "127.0.0.1", port, "5", "w") == "met\n"
     assert server.communicate(timeout=5)[0] == "listened\n"
+
+
+def test_a_stranger_on_the_port_is_not_taken_for_the_server_that_runs() -> None:
+    """It meets elsewhere: serve.dist_port was changed to a port that somebody has."""
+    nodes: Any = [Met(RANKS[0], serving(RANKS[0])), Met(RANKS[1], serving(RANKS[1]))]
+    said = {"kpro5": heard(Answer(0, b"taken 98", b"")), "kpro6": heard(Answer(0, b"open", b""))}
+    for port, told in ((20000, []), (20100, ["kpro5"])):
+        argv = ["py", "--dist-init-addr", f"192.0.2.5:{port}"]
+        nodes[0].own.launches = [Launch(id=IDENTITY.id, variant="mtp", started=1.0, argv=argv)]
+        assert list(verdict(nodes, said)) == told

@@ -25,11 +25,7 @@ from serverworld import (
 
 from deployer import multinode_reverify
 from deployer.cli.status import _deployment_lines, _model
-from deployer.errors import (
-    GateFailed,
-    NotStarted,
-    Unreachable,
-)
+from deployer.errors import GateFailed, NotStarted, Unreachable
 from deployer.events import Bus
 from deployer.model import Facts, Plan, PlanState, Where
 from deployer.multinode_verify import NodesVerify

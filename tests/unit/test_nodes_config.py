@@ -7,10 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serverworld import (
-    MANIFEST,
-    state,
-)
+from serverworld import MANIFEST, state
 
 from deployer import kept_wish
 from deployer.catalog import Catalog
@@ -18,10 +15,7 @@ from deployer.cli.options import Options
 from deployer.cli.up import _by_server, _units
 from deployer.crosscheck_nodes import ranks_of_a_node, refuse_nodes
 from deployer.deployment import Deployment
-from deployer.errors import (
-    DocumentError,
-    UsageError,
-)
+from deployer.errors import DocumentError, UsageError
 from deployer.fleet import by_host
 from deployer.kept import Kept
 from deployer.recipe import recipe_of
