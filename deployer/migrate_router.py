@@ -61,11 +61,12 @@ class RouterWay(Way):
         workers = self.router().workers()
         there = at(workers, old)
         if there is None and not self.record.cut:
+            name = self.source.want.id
+            fix = f"set worker_url of {name} to how the router knows it"
+            if at(workers, new) is not None:
+                fix += f"; or, if its traffic has moved already, stop it: `deploy down {name}`"
             found.append(
-                (
-                    f"the router {rules.url} has no worker {old}; it has {told(workers)}",
-                    f"set worker_url of {self.source.want.id} to how the router knows it",
-                )
+                (f"the router {rules.url} has no worker {old}; it has {told(workers)}", fix)
             )
         gets = at(workers, new)
         unproven = destination is not None and trouble(self.destination.want, destination)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -12,11 +13,13 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
 import yaml
-from lab import HOSTS, INVENTORY, Lab, Result, run
+from lab import HOSTS, INVENTORY, Lab, Result, eventually, run
 from second import PROGRAM, Run
 from sshd import free_port
 
@@ -123,6 +126,24 @@ class Router:
             return "ready" in self.workers().values()
         except (OSError, http.client.HTTPException):
             return False
+
+
+@contextlib.contextmanager
+def moving(lab: Lab, folder: Path) -> Iterator[tuple[Project, Router]]:
+    """kpro6 serves and is the router's only worker; kpro5 is as delivered."""
+    if SMG is None:
+        pytest.skip("smg is not installed (pip install smg)")
+    lab.reset()
+    project = Project(folder)
+    project.deploy("up", SRC, "--yes").ok()
+    router = Router(folder, URLS[SRC])
+    try:
+        eventually(router.is_up, "the router finds kpro6 healthy", 20)
+        project.cut_over(router={"url": router.url})
+        yield project, router
+    finally:
+        os.killpg(router.process.pid, signal.SIGKILL)
+        router.process.wait()
 
 
 class Background:

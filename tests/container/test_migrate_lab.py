@@ -9,7 +9,6 @@ once by the same command and once by `--abort`. A row goes from the host that se
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import time
@@ -23,7 +22,6 @@ from migratelab import (
     LONG_TOKENS,
     MARK,
     OLD,
-    SMG,
     SRC,
     URLS,
     Client,
@@ -34,6 +32,7 @@ from migratelab import (
     assert_nothing_is_left,
     drivers,
     is_served,
+    moving,
     old_answers,
     served,
 )
@@ -45,21 +44,9 @@ pytestmark = [pytest.mark.container, pytest.mark.long]
 
 @pytest.fixture(scope="module")
 def box(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Project, Router]]:
-    """kpro6 serves and is the router's only worker; kpro5 is as delivered."""
-    if SMG is None:
-        pytest.skip("smg is not installed (pip install smg)")
-    lab.reset()
-    folder = tmp_path_factory.mktemp("migrate")
-    project = Project(folder)
-    project.deploy("up", SRC, "--yes").ok()
-    router = Router(folder, URLS[SRC])
-    try:
-        eventually(router.is_up, "the router finds kpro6 healthy", 20)
-        project.cut_over(router={"url": router.url})
-        yield project, router
-    finally:
-        os.killpg(router.process.pid, signal.SIGKILL)
-        router.process.wait()
+    """See moving."""
+    with moving(lab, tmp_path_factory.mktemp("migrate")) as made:
+        yield made
 
 
 def test_dry_run_touches_nothing(lab: Lab, box: tuple[Project, Router]) -> None:

@@ -99,6 +99,18 @@ def test_a_source_that_somebody_starts_is_not_stopped_by_retire(make: Make) -> N
     assert record is not None and record.outcome == "done"
 
 
+def test_a_source_that_serves_again_without_traffic_is_told_how_it_ends(make: Make) -> None:
+    world = make()
+    assert world.migrate().error is None
+    world.machines[SRC].serving = world.machines[SRC].good = True
+    result = world.migrate(retire=True)
+    refused(result, 1, f"has no worker {url(SRC)}", "stop it: `deploy down kpro6/qwen`")
+    assert world.machines[SRC].serving
+    world.machines[SRC].serving = False
+    assert world.migrate(retire=True).error is None
+    assert_moved(world, retired=True)
+
+
 def test_kept_first_and_retired_later(make: Make) -> None:
     world = make()
     assert world.migrate(keep_source=True).error is None
