@@ -24,6 +24,7 @@ from sshd import SSHD, WHY_NOT, Sshd, children, start_sshd
 
 from deployer import migrate_weights
 from deployer.agents.fetch.common import BLOCK
+from deployer.agents.fetch.lend import MARK
 from deployer.migrate_weights import Lending
 from deployer.state import Manifest, ManifestFile
 from tests.local_transport import SHELLS, LocalTransport, shell_path
@@ -119,7 +120,7 @@ def test_the_key_reads_the_files_of_the_list_and_can_do_nothing_else(pair: Pair)
     assert (pair.keys.stat().st_mode & 0o777) == 0o640
     assert (Path(pair.lending.folder) / "key").stat().st_mode & 0o077 == 0
     said = pair.ssh("cat /etc/passwd")
-    assert "root:" not in said.stdout and said.stdout == ""
+    assert said.stdout == MARK.decode() and not said.stderr
     forward = pair.ssh("-N", "-o", "ExitOnForwardFailure=yes", "-R", "0:127.0.0.1:1")
     assert forward.returncode == 255 and "forwarding" in forward.stderr.lower()
     pair.lending.close()
@@ -149,6 +150,34 @@ def test_fifteen_shards_killed_twice(pair: Pair) -> None:
     # What a killed run had not told yet is not in the sum; what was sent twice is.
     assert received <= job.total + lost, (received, job.total)
     assert not [row for row in pair.hub.stats()["sent"].values() if row]
+
+
+def test_what_the_source_lacks_or_has_wrong_comes_from_the_hub(pair: Pair) -> None:
+    pair.lending.open(pair.manifest)
+    shards = [file.path for file in pair.manifest.files if file.path.endswith(".safetensors")]
+    damaged, gone_, changed = (Path(pair.folder / "weights" / shards[at]) for at in (4, 6, 14))
+    data = bytearray(damaged.read_bytes())
+    data[12_345] ^= 1
+    damaged.unlink()
+    damaged.write_bytes(data)
+    gone_.unlink()
+    job = pair.job(methods=["peer", "range"], limits={**LIMITS, "bwlimit_bytes_per_s": 60e6})
+    before = dict(pair.hub.stats()["sent"])
+    process = job.start()
+    job.wait_until(process, lambda: done(job) > 0.2 * job.total)
+    later = changed.read_bytes()[:-1] + b"!"
+    changed.unlink()  # another file of the same size, as a re-download would leave it
+    changed.write_bytes(later)
+    assert process.wait(60) == 0, job.log
+    (bad,) = {path.name for path in job.root.glob("*.bad")} - {f"{changed.name}.bad"}
+    assert bad == f"{damaged.name}.bad"
+    for path in job.root.glob("*.bad"):
+        path.unlink()
+    assert job.verified()
+    sent = {name for name, row in pair.hub.stats()["sent"].items() if row != before.get(name, 0)}
+    assert {damaged.name, gone_.name} <= sent <= {damaged.name, gone_.name, changed.name}
+    assert f"{damaged.name}: the bytes of {pair.server.user}@127.0.0.1 are wrong" in job.log
+    assert f"{gone_.name}: 404 No such file" in job.log and "going on with range" in job.log
 
 
 def test_without_the_key_it_says_so_and_the_next_method_goes_on(pair: Pair) -> None:
