@@ -29,7 +29,7 @@ class RestartStop(StopStep):
     """Id of that launch; '' when none ran at the first look."""
 
     def __init__(self) -> None:
-        super().__init__(retry=True)
+        super().__init__(retry=True, restores=True)
 
     def plan(self, want: Deployment, facts: Facts, state: DeploymentState) -> Plan:
         """As of `stop`, but the wanted launch is stopped too."""

@@ -27,7 +27,7 @@ def all_steps(*, retry: bool = False) -> list[Step]:
         ContainerStep(),
         VenvStep(),
         ShardsStep(),
-        StopStep(retry=retry),
+        StopStep(retry=retry, restores=True),
         LaunchStep(),
         VerifyStep(),
     ]

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from deployer.deployment import Deployment
-from deployer.errors import StepBlocked
+from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
 from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, Where
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState, RolledBack
 from deployer.steps import adopted
 from deployer.steps.base import Step, StepContext
 from deployer.steps.failed_want import failed_before
-from deployer.steps.launch import api_key
+from deployer.steps.launch import LaunchStep, api_key
 from deployer.steps.launch_fit import outlook
 from deployer.steps.launch_ladder import Fall, first_rung
 from deployer.steps.rolled_back import rolled_back, stands
@@ -56,6 +56,15 @@ SETTLED_S = 5.0
 """So long the same other processes must be seen to hold all that is used, to wait no more."""
 
 
+ENDED = frozenset({"starting", "ready", "good"})
+"""Verdicts of launches that a stop has ended."""
+
+
+def job_alive(fact: ServerFact) -> bool:
+    """Does our job run?"""
+    return fact.job is not None and fact.job.alive
+
+
 class StopStep(Step):
     """Looks at our job and at the owners of the port."""
 
@@ -67,11 +76,14 @@ class StopStep(Step):
         sleep: Callable[[float], None] = time.sleep,
         *,
         retry: bool = False,
+        restores: bool = False,
     ) -> None:
         self.now = now
         self.sleep = sleep
         self.retry = retry
         """May a server end for a wish that has failed, or was rolled back from?"""
+        self.restores = restores
+        """Does what it ended serve again when the stop itself fails?"""
 
     def probes(self, want: Deployment) -> list[Probe]:
         """The one look at the server; launch and verify plan from its fact too."""
@@ -191,10 +203,30 @@ class StopStep(Step):
         port = self._port_is_free(context, others_may_stay=plan.reason == ASKED_FOR)
         memory = self._gpu_memory(context)
         for launch in context.state.launches:
-            if launch.verdict in {"starting", "ready", "good"}:
+            if launch.verdict in ENDED:
                 launch.verdict = "stopped"
         context.save()
         context.note(f"stopped: no process left, {port}, {memory}")
+
+    def undo(self, context: StepContext, facts: Facts, plan: Plan, error: DeployError) -> None:
+        """GPU memory that did not come back, say: what was ended serves again where it can."""
+        before = facts.get(ServerFact)
+        served = before is not None and (bool(before.strangers) or job_alive(before))
+        if not self.restores or not served:
+            return
+        try:
+            now = context.reprobe().get(ServerFact)
+            if now is None or not now.asked or now.listening or now.leftovers or job_alive(now):
+                return
+            for launch in context.state.launches:
+                if launch.verdict in ENDED:
+                    launch.verdict = "stopped"
+            context.save()
+            known = LaunchStep(self.now, self.sleep).restore(context, api_key(context), ())
+        except (StepFailed, Unreachable) as second:
+            known = f"and what served before was not started again: {second.what}"
+        if known:
+            error.add(known)
 
     def _arguments_are_accepted(self, context: StepContext, facts: Facts, plan: Plan) -> None:
         """A server that serves is not stopped for arguments that its successor refuses."""

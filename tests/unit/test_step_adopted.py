@@ -31,6 +31,7 @@ from deployer.state import Launch, Migration
 from deployer.steps import adopted, stop, verify
 from deployer.steps.failed_want import remember_failure
 from deployer.steps.launch import LaunchStep
+from deployer.steps.order import all_steps
 from deployer.steps.stop import StopStep
 
 WANT = deployment(stop={"old_server": "adopt"})
@@ -168,6 +169,31 @@ def test_it_is_written_down_before_it_is_stopped(monkeypatch: pytest.MonkeyPatch
     ours = facts(fact(owners=(owner(7, job="server-qwen/20261130-065012-zz"),), listening=True))
     step.apply(made, ours, step.plan(WANT, ours, made.state))
     assert guest.ran == []
+
+
+@pytest.mark.parametrize("left", ["", "listening", "alive", "nothing served", "down"])
+def test_a_stop_that_fails_at_its_end_brings_back_what_it_ended(left: str) -> None:
+    """GPU memory that nobody holds did not come back: the launch is not even tried."""
+    guest, own, clock = Guest(), state(), Clock()
+    before = fact(owners=(owner(7),), listening=True)
+    if left == "nothing served":
+        before = fact()
+    after = {
+        "listening": fact(owners=(owner(9, "nginx"),), listening=True),
+        "alive": fact(job=server_job(WANT)),
+    }.get(left, fact())
+    made, _ = context(WANT, own, FakeJobs(), guest=guest)  # type: ignore[arg-type]
+    made.reprobe = lambda: facts(after)
+    own.launches.append(Launch(id="x", variant="mtp", started=1.0, verdict="good"))
+    step = StopStep(clock.now, clock.sleep, restores=left != "down")
+    error = StepFailed("GPU memory did not come back")
+    step.undo(made, facts(before), step.plan(WANT, facts(before), own), error)
+    if left:
+        assert error.what == "GPU memory did not come back" and guest.ran == []
+        return
+    assert "come back; what had port 30000 before, which" in error.what
+    assert guest.ran == ["kept", "start", "forget"] and own.launches[0].verdict == "stopped"
+    assert next(one for one in all_steps() if one.name == "stop").restores  # type: ignore[attr-defined]
 
 
 def test_what_failed_does_not_end_it_again() -> None:
