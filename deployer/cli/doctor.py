@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import click
 
+from deployer import observe
 from deployer.catalog import Catalog
 from deployer.cli.doctor_bare import look_at_bare
 from deployer.cli.options import Options, common, in_parallel, targets
@@ -18,6 +19,7 @@ from deployer.errors import DeployError, StepBlocked, UsageError
 from deployer.findings import Finding, Level, examine, in_order, of_error, of_lock
 from deployer.fleet import exit_code
 from deployer.locallock import read_owner
+from deployer.observe_nodes import join
 from deployer.remote.lock_record import Controller, this_controller
 from deployer.steps.order import all_steps
 from deployer.up_options import UpOptions
@@ -64,6 +66,8 @@ def command(options: Options, words: tuple[str, ...], all_: bool, rehash: bool, 
     )
     looks = look_at(options, deployments)
     found = {look.host_name: host_findings(look, me, folder) for look in looks}
+    for host, ones in nodes_findings(looks).items():
+        found[host] = in_order([*found[host], *ones])
     errors = [look.error for look in looks]
     for name, seen in look_at_bare(options, {name: catalog.hosts[name] for name in bare}).items():
         found[name] = in_order([*seen.found, *_local_lock(name, folder)])
@@ -102,6 +106,24 @@ def host_findings(look: Look, me: Controller, folder: Path) -> list[Finding]:
         found += of_lock(look.host_name, facts, me)
         found += examine(want, facts, look.state_of(want), all_steps())
     return in_order(found)
+
+
+def nodes_findings(looks: Sequence[Look]) -> dict[str, list[Finding]]:
+    """Host -> what the nodes of one server say together."""
+    found: dict[str, list[Finding]] = {}
+    seen = [
+        (look.host_name, observe.deployment_document(want, facts, look.state_of(want)))
+        for look in looks
+        for want, facts in look.seen
+        if want.node is not None
+    ]
+    join([one for _, one in seen])
+    for host, one in seen:
+        if problem := one["node"]["problem"]:
+            again = f"`deploy up {one['id']}` starts all of them"
+            told = Finding(Level.WARNING, f"{one['id']} launch", problem, again)
+            found.setdefault(host, []).append(told)
+    return found
 
 
 def _local_lock(host: str, folder: Path) -> list[Finding]:

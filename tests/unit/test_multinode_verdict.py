@@ -24,7 +24,8 @@ from serverworld import (
 )
 
 from deployer import multinode_reverify
-from deployer.cli.status import _deployment_lines, _model
+from deployer.cli.doctor import nodes_findings
+from deployer.cli.status import Look, _deployment_lines, _model
 from deployer.errors import GateFailed, NotStarted, Unreachable
 from deployer.events import Bus
 from deployer.model import Facts, Plan, PlanState, Where
@@ -217,5 +218,10 @@ def test_status_tells_of_a_node_that_is_gone(mine: Facts, theirs: Facts, told: s
         assert one["node"]["problem"].startswith(told) and bool(told) == bool(
             one["node"]["problem"]
         )
+    looks = [
+        Look(w.host_name, w.host, [(w, f)]) for w, f in zip(RANKS, (mine, theirs), strict=True)
+    ]
+    found = nodes_findings(looks)
+    assert list(found) == (list(HOSTS) if told else [])
     shown = list(_deployment_lines({**documents[0], "endpoint": "e", "migration": None}))
     assert any("nodes      " in line for line in shown) is bool(told)
