@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 
 import click
 
 from deployer.cli.plain import printable
-from deployer.errors import DeployError
+from deployer.errors import CommandOverdue, DeployError
 
 EVIDENCE_LINES = 12
 
@@ -28,6 +29,26 @@ def print_error(error: DeployError) -> None:
     click.secho(lines[0], fg="red", err=True, color=None if sys.stderr.isatty() else False)
     for line in lines[1:]:
         click.echo(line, err=True)
+
+
+def each(words: Iterable[str], work: Callable[[str], None]) -> int:
+    """`work` for one word after the other, whatever becomes of those before; the exit code.
+
+    Each error is printed when it comes up; an interrupt and the command's deadline end it.
+    """
+    # Only now: who merely tells of an error has no need of all that it brings along.
+    from deployer.fleet import exit_code
+
+    errors: list[DeployError] = []
+    for word in dict.fromkeys(words):
+        try:
+            work(word)
+        except CommandOverdue:
+            raise
+        except DeployError as error:
+            print_error(error)
+            errors.append(error)
+    return exit_code(errors)
 
 
 def error_dict(error: DeployError) -> dict[str, object]:

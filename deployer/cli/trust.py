@@ -14,6 +14,7 @@ from deployer.cli.ask import agreed
 from deployer.cli.deadline import deadline
 from deployer.cli.direct import Way, direct, retold, ssh_of
 from deployer.cli.options import Options, common, complete_target
+from deployer.cli.report import each
 from deployer.errors import Unreachable, UsageError
 from deployer.inventory import Ssh
 from deployer.remote.connect import open_host
@@ -39,30 +40,34 @@ def command(options: Options, words: tuple[str, ...], way: Way) -> int:
     USER@HOST is a machine that no inventory names yet; --port and the like are for it.
     """
     options.only_talks("trust")
-    with deadline(options.timeout):
-        _trust(words, way, options)
-    return 0
-
-
-def _trust(words: Sequence[str], way: Way, options: Options) -> None:
-    direct_words = [word for word in words if "@" in word]
-    for word in direct_words:
-        _direct(word, way, options)
-    named = [word for word in words if word not in direct_words]
-    if not named:
-        return
-    if way.given:
+    named = [word for word in words if "@" not in word]
+    if named and way.given:
         raise UsageError(
             f"how {names.listed(named)} is reached stands in the inventory",
             fix="leave out --port, --identity-file, --known-hosts and --gateway",
         )
-    catalog = Catalog.load(options.inventory)
-    for word in named:
-        for name, ssh, vmid in _machines(catalog, word):
-            host = word.partition("/")[0]
-            inside = partial(_inside, catalog, host, vmid, options) if vmid is not None else None
-            while not _recorded(fetch(name, ssh, options.inventory), options, inside):
-                continue
+    catalog = Catalog.load(options.inventory) if named else None
+    machines = {word: [*_machines(catalog, word)] for word in named} if catalog else {}
+
+    def work(word: str) -> None:
+        if catalog is None or word not in machines:
+            _direct(word, way, options)
+        else:
+            _trust(word, machines[word], catalog, options)
+
+    with deadline(options.timeout):
+        return each(words, work)
+
+
+def _trust(
+    word: str, machines: Sequence[tuple[str, Ssh, int | None]], catalog: Catalog, options: Options
+) -> None:
+    """A host and its containers, or one of them."""
+    for name, ssh, vmid in machines:
+        host = word.partition("/")[0]
+        inside = partial(_inside, catalog, host, vmid, options) if vmid is not None else None
+        while not _recorded(fetch(name, ssh, options.inventory), options, inside):
+            continue
 
 
 def _direct(word: str, way: Way, options: Options) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 
 from deployer.catalog import Catalog
@@ -11,6 +9,8 @@ from deployer.cli.ask import agreed
 from deployer.cli.deadline import deadline
 from deployer.cli.options import Options, common, complete_target
 from deployer.cli.plain import printable
+from deployer.cli.report import each
+from deployer.inventory import Host
 from deployer.remote.connect import open_host
 from deployer.remote.hostlock import read_lock, unlock
 
@@ -25,30 +25,29 @@ def command(options: Options, words: tuple[str, ...]) -> int:
     shows who holds the lock, and asks.
     """
     options.only_talks("unlock")
-    with deadline(options.timeout):
-        _unlock(words, options)
-    return 0
-
-
-def _unlock(words: Sequence[str], options: Options) -> None:
     catalog = Catalog.load(options.inventory)
-    for word in words:
-        transport = open_host(word, catalog.host(word).ssh, options.inventory)
-        try:
-            seen = read_lock(transport)
-            if seen is None:
-                click.echo(f"{word}: the lock is free", err=True)
-                continue
-            click.echo(printable(f"{word}: held by {seen.held.describe()}"), err=True)
-            if not agreed(
-                "Is that run surely dead?",
-                command="unlock",
-                where=word,
-                yes=options.yes,
-                fix="make sure that this run is dead, then use --yes",
-            ):
-                continue
-            done = unlock(transport, seen)
-            click.echo(f"{word}: {'unlocked' if done else 'the lock is free'}", err=True)
-        finally:
-            transport.close()
+    hosts = {word: catalog.host(word) for word in words}
+    with deadline(options.timeout):
+        return each(words, lambda word: _unlock(word, hosts[word], options))
+
+
+def _unlock(word: str, host: Host, options: Options) -> None:
+    transport = open_host(word, host.ssh, options.inventory)
+    try:
+        seen = read_lock(transport)
+        if seen is None:
+            click.echo(f"{word}: the lock is free", err=True)
+            return
+        click.echo(printable(f"{word}: held by {seen.held.describe()}"), err=True)
+        if not agreed(
+            "Is that run surely dead?",
+            command="unlock",
+            where=word,
+            yes=options.yes,
+            fix="make sure that this run is dead, then use --yes",
+        ):
+            return
+        done = unlock(transport, seen)
+        click.echo(f"{word}: {'unlocked' if done else 'the lock is free'}", err=True)
+    finally:
+        transport.close()

@@ -233,16 +233,21 @@ def of_transport(transport: paramiko.Transport) -> HostKey:
 
 
 def fetch_key(
-    address: str, port: int, timeout_s: float, sock: socket.socket | paramiko.Channel | None = None
+    address: str,
+    port: int,
+    timeout_s: float,
+    sock: socket.socket | paramiko.Channel | None = None,
+    *,
+    name: str = "",
 ) -> HostKey:
     """The host key that `address`:`port` offers, through `sock` when given; believes nothing.
 
-    Raises Unreachable.
+    Raises Unreachable, told of `name`.
     """
     from deployer.remote.sshconfig import place_of
     from deployer.remote.sshlogin import Peer, dialled, handshake
 
-    peer = Peer(address, place_of(address, port), timeout_s)
+    peer = Peer(name or address, place_of(address, port), timeout_s)
     connection = sock or dialled(address, port, peer)
     transport = handshake(connection, peer, [])
     try:

@@ -51,7 +51,7 @@ def fetch(name: str, ssh: Ssh, base: Path) -> Offered:
 
 def _fetch(endpoint: Endpoint) -> Offered:
     if endpoint.gateway is None:
-        return _offered(endpoint, hostkeys.fetch_key(*_where(endpoint)))
+        return _offered(endpoint, hostkeys.fetch_key(*_where(endpoint), name=endpoint.name))
     gateway = endpoint.gateway
     first = _fetch(gateway)
     if not first.known:
@@ -59,7 +59,7 @@ def _fetch(endpoint: Endpoint) -> Offered:
     hop = SshTransport(gateway.name, lambda: gateway)
     try:
         sock = hop.tunnel(endpoint.address, endpoint.port, endpoint.connect_timeout_s)
-        return _offered(endpoint, hostkeys.fetch_key(*_where(endpoint), sock))
+        return _offered(endpoint, hostkeys.fetch_key(*_where(endpoint), sock, name=endpoint.name))
     finally:
         hop.close()
 

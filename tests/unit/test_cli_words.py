@@ -306,3 +306,23 @@ def test_failures_of_a_plan_are_on_stderr_and_the_rest_is_on_stdout(
     assert err.splitlines() == ["deploy: b: no answer", "  -> is it on?"]
     print_summary([fine, dark], True)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("verb", ["unlock", "trust"])
+def test_one_host_that_cannot_be_asked_leaves_the_next_one_its_turn(
+    verb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(name: str, *words: object) -> None:
+        asked.append(name)
+        raise Unreachable("no answer", where=name, fix="is it on?")
+
+    monkeypatch.setattr("deployer.cli.unlock.open_host", refuse)
+    monkeypatch.setattr("deployer.cli.trust.fetch", refuse)
+    words = ["-i", str(ROOT / "inventory"), verb, "kpro5", "kpro6", "kpro5", "--yes"]
+    done = CliRunner().invoke(group, words, standalone_mode=False)
+    assert (done.return_value, asked) == (3, ["kpro5", "kpro6"])
+    assert done.stderr.count("  -> is it on?") == 2
+    done = CliRunner().invoke(group, [*words, "nowhere"], standalone_mode=False)
+    assert isinstance(done.exception, UsageError) and len(asked) == 2, "all words are read first"
