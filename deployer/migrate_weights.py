@@ -65,6 +65,9 @@ exit 0
 REMOVE = 'rm -rf "$1/$2"; rmdir "$1" 2>/dev/null; exit 0\n'
 
 
+REFUSED = " (AllowUsers or the like there, or it sees the destination under another address: NAT)"
+
+
 class LendingPeer(Peer):
     """A peer that lends: see agents/fetch/manifest.Peer."""
 
@@ -255,4 +258,7 @@ def measure(destination: Side, want: Deployment, manifest: Manifest, source: str
     if row is None:
         return Rate(0.0, said.error or f"exit {said.exit}")
     rate = float(row["bytes_per_s"])
-    return Rate(rate, "" if rate > 0 else str(row.get("error") or "no byte came"))
+    problem = "" if rate > 0 else str(row.get("error") or "no byte came")
+    if source == "peer" and "Permission denied" in problem:
+        problem += REFUSED
+    return Rate(rate, problem)

@@ -13,6 +13,7 @@ from deployer.agents.fetch.borrow import Lender
 from deployer.agents.fetch.common import BLOCK, Again, Fatal, Withheld
 from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.manifest import File, Job
+from deployer.agents.fetch.throttle import Throttle
 
 AGAIN_S = 0.3
 """Until a connection that was refused is tried again."""
@@ -25,6 +26,7 @@ class Measure:
         self.job, self.hub, self.seconds, self.most = job, hub, seconds, most
         self.lock = threading.Lock()
         self.queue: deque[tuple[File, int, int]] = deque()
+        self.throttle = Throttle(job.limits.bwlimit_bytes_per_s, job.connections)
         self.bytes = 0
         self.error = ""
         self.asked = time.monotonic()
@@ -82,9 +84,14 @@ class Measure:
                 body = self.hub.open(file, start, end)
                 try:
                     left = end - start
-                    while left > 0 and self.goes_on() and (got := body.readinto(view[:left])):
+                    most = self.throttle.most
+                    while left > 0 and self.goes_on():
+                        got = body.readinto(view[: min(left, most)])
+                        if not got:
+                            break
                         left -= got
                         self.count(number, got)
+                        time.sleep(min(self.seconds, self.throttle.take(got)))
                 finally:
                     body.close()
             except Withheld as error:
