@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import errno
 import fnmatch
 import hashlib
 import hmac
 import os
+import stat
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -152,6 +154,8 @@ def _file(path: Path) -> _File:
     try:
         with _cache_lock:
             status = path.stat()
+            if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
             stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
             cached = _cache.get(path)
             if cached is None or cached[0] != stamp:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -160,6 +161,9 @@ def _load_key(path: Path) -> tuple[paramiko.PKey | None, str]:
             status = path.stat()
         except OSError:
             return _read_key(path)
+        if stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode):
+            # It may never say anything, and all hosts would wait for it.
+            return None, "is no regular file"
         stamp = (status.st_mtime_ns, status.st_size, status.st_ino)
         known = _loaded.get(path)
         if known is not None and known[0] == stamp:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from deployer import errors
-from deployer.remote import hostkeys
+from deployer.remote import hostkeys, sshauth
 from deployer.remote.hostkeys import HostKey, append_key, check, find, load, lookup_name
 
 ED = HostKey("ssh-ed25519", b"ed-one")
@@ -132,6 +133,16 @@ def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
 def test_an_unreadable_file_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
     with pytest.raises(errors.DocumentError, match="cannot be read"):
         load(tmp_path)
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    """It may never say anything. /dev/null is a file without lines."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(errors.DocumentError, match="it is no regular file"):
+        load(pipe)
+    assert sshauth._load_key(pipe) == (None, "is no regular file")
+    assert load(Path("/dev/null")) == ()
 
 
 def test_append_keeps_the_rest_and_the_mode(tmp_path: Path) -> None:
