@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from deployer.cancel import Cancel
 from deployer.engine import Outcome, Selection
-from deployer.errors import DeployError, StepBlocked
+from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
 from deployer.model import Facts, Plan, PlanState
 from deployer.multinode_follower import Follower, job_of
 from deployer.multinode_launch import NodesLaunch
@@ -18,6 +18,9 @@ from deployer.multinode_threads import raise_first, together
 from deployer.multinode_told import Failed
 from deployer.multinode_verify import NodesVerify
 from deployer.steps.base import Step
+from deployer.steps.launch import api_key
+from deployer.steps.server_facts import ServerFact
+from deployer.steps.stop import ENDED
 from deployer.up_options import UpOptions
 
 MakeLaunch = Callable[[Sequence[Follower], Cancel], NodesLaunch]
@@ -133,10 +136,49 @@ class Nodes:
             plan = node.stop.plan(node.want, node.facts, node.own)
             if plan.state is PlanState.BLOCKED:
                 self._refuse(node, "stop", plan)
-        self.of(self.leader, lambda node: node.apply([node.stop]))
-        self.all(lambda node: node.apply([node.stop]), self.others)
+        served = self.shared_id()
+        try:
+            self.of(self.leader, lambda node: node.apply([node.stop]))
+            self.all(lambda node: node.apply([node.stop]), self.others)
+        except Failed as failed:
+            if served:
+                self._undo_stop(failed)
+            raise
         for node in self.nodes:
             node.stop.reason = ""
+
+    def shared_id(self) -> str:
+        """The id of one launch that all nodes have alive, wanted or not; '' when there is none."""
+        jobs = [job_of(node.facts) for node in self.nodes]
+        ids = {job.identity.id if job is not None else "" for job in jobs}
+        return ids.pop() if len(ids) == 1 else ""
+
+    def _undo_stop(self, failed: Failed) -> None:
+        """GPU memory that did not come back, say: what was ended on all serves again where it can.
+
+        What came of it is told with the error.
+        """
+        errors = list(failed.errors.values())
+        if self.options.cancel.asked or not all(isinstance(one, StepFailed) for one in errors):
+            return
+        try:
+            self.look("what the stop has left")
+            servers = [node.facts.get(ServerFact) for node in self.nodes]
+            for one in servers:
+                busy = one is None or not one.asked or one.listening or bool(one.leftovers)
+                if busy or (one is not None and one.job is not None and one.job.alive):
+                    return
+            for node in self.nodes:
+                for launch in node.own.launches:
+                    launch.verdict = "stopped" if launch.verdict in ENDED else launch.verdict
+                node.save()
+            self._facts_to_followers()
+            context = self.leader.follower().context
+            told = self.launch.restore(context, api_key(context), ())
+        except (Failed, StepFailed, Unreachable) as second:
+            told = f"and what served before was not started again: {second}"
+        if told:
+            errors[0].add(told)
 
     def serve(self) -> None:
         """Starts all and judges rank 0, with what the selection leaves of it."""

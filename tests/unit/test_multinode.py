@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 import pytest
 from nodesworld import HOSTS, PLAIN, RANKS
-from serverworld import MANIFEST, fact, facts, state
+from serverworld import MANIFEST, fact, facts, owner, server_job, state
 
-from deployer import multinode_node
+from deployer import multinode_node, multinode_work
 from deployer.deployment import Deployment
 from deployer.engine import Outcome
 from deployer.errors import LockHeld, NotStarted, StepBlocked, StepFailed
@@ -20,6 +20,8 @@ from deployer.fleet import exit_code
 from deployer.locallock import LocalLock
 from deployer.model import Change, Facts, Plan, Probe, Procedure, Where
 from deployer.multinode import up_nodes
+from deployer.multinode_launch import NodesLaunch
+from deployer.multinode_node import NodeStop
 from deployer.rollout import Rollout
 from deployer.state import DeploymentState, HostState
 from deployer.state_file import StateFile
@@ -195,3 +197,38 @@ def test_a_server_of_nodes_counts_among_the_failures(up: Up) -> None:
     assert [type(one.error) for one in results] == [NotStarted, NotStarted]
     assert "kpro7 failed, and --max-failures is 1" in str(results[0].error)
     assert not any("locked" in one or "driver" in one for one in Session.told)
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_stop_that_fails_brings_back_what_it_ended_on_all(
+    up: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, survives: bool
+) -> None:
+    """Unless a part of it lives on: then there is nothing to bring back to."""
+    saved(tmp_path, kpro5=state(), kpro6=state())
+    jobs = {
+        want.host_name: dataclasses.replace(server_job(want), fingerprint="other") for want in RANKS
+    }
+    held = {"owners": (owner(),), "listening": True}
+    monkeypatch.setattr(
+        Session, "facts", {host: facts(fact(job=job, **held)) for host, job in jobs.items()}
+    )
+    monkeypatch.setattr(multinode_work, "meet", lambda nodes: None)
+    monkeypatch.setattr(Prepares, "apply", lambda self, *words: setattr(self, "done", True))
+    ended: list[str] = []
+
+    def stops(self: Any, context: Any, *words: Any) -> None:
+        host = context.want.host_name
+        if host == "kpro6" or not survives:
+            Session.facts[host] = facts(fact())
+        ended.append(host)
+        if host == "kpro5":
+            raise StepFailed("GPU memory did not come back", where=host)
+
+    monkeypatch.setattr(NodeStop, "apply", stops)
+    monkeypatch.setattr(NodesLaunch, "restore", lambda *words: "it serves again")
+    results = up()
+    assert ended == ["kpro6", "kpro5"], "rank 0 first"
+    assert isinstance(results[0].error, NotStarted)
+    told = str(results[1].error)
+    assert told.startswith("kpro5: GPU memory did not come back")
+    assert told.endswith("; it serves again") is not survives
