@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
-from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Procedure, Where
+from deployer.model import Change, Facts, Plan, Probe, Procedure
 from deployer.remote.jobs import JobIdentity
 from deployer.state import DeploymentState, RolledBack
 from deployer.steps import adopted
@@ -21,27 +21,22 @@ from deployer.steps.launch_ladder import Fall, first_rung
 from deployer.steps.rolled_back import rolled_back, stands
 from deployer.steps.server_agent import ask
 from deployer.steps.server_facts import (
-    PortOwner,
     ServerFact,
-    parse_server,
     problems_of,
     server_probe,
 )
-from deployer.steps.server_script import server_script_text
-from deployer.steps.server_wanted import is_wanted, server_job_name
+from deployer.steps.server_wanted import is_wanted
 from deployer.steps.stop_argv import ask_parser
 from deployer.steps.stop_drain import drain
-from deployer.steps.stop_gpu import read_gpu_memory
 from deployer.steps.stop_leftovers import clear, held
+from deployer.steps.stop_proof import StopProven
 from deployer.steps.stop_told import (
-    RELEASE_S,
     StopAdopted,
     StopOurs,
     adopt_again,
     alone,
     at_the_router,
     failed_again,
-    memory_lost,
     others,
     reboot,
     runs,
@@ -52,8 +47,6 @@ from deployer.steps.stop_told import (
 )
 
 ASKED_FOR = "asked for"
-SETTLED_S = 5.0
-"""So long the same other processes must be seen to hold all that is used, to wait no more."""
 
 
 ENDED = frozenset({"starting", "ready", "good"})
@@ -200,8 +193,9 @@ class StopStep(Step):
                 self._ours(context, data.job)
             elif isinstance(data, StopAdopted):
                 self._adopted(context, data)
-        port = self._port_is_free(context, others_may_stay=plan.reason == ASKED_FOR)
-        memory = self._gpu_memory(context)
+        proof = StopProven(context, self.now, self.sleep)
+        port = proof.port_is_free(others_may_stay=plan.reason == ASKED_FOR)
+        memory = proof.gpu_memory()
         for launch in context.state.launches:
             if launch.verdict in ENDED:
                 launch.verdict = "stopped"
@@ -288,66 +282,3 @@ class StopStep(Step):
             survivors = tuple(str(line) for line in answer.get("survivors", []))
             raise still_there(want, f"pid {data.owner.pid}", survivors, str(answer.get("error")))
         context.note(f"adopted server, pid {data.owner.pid}: {answer['how']}")
-
-    def _port_is_free(self, context: StepContext, *, others_may_stay: bool) -> str:
-        """Waits until our processes are gone and the port is free; what became of it, in words.
-
-        With `others_may_stay` a process that is not ours may keep the port: none of ours will
-        follow there, and it is left alone.
-        """
-        want, ends = context.want, self.now() + RELEASE_S
-        script = server_script_text(want)
-
-        def marked(one: PortOwner) -> bool:
-            return one.job.split("/")[0] == server_job_name(want)
-
-        while True:
-            answer = context.on(want.guest).run(script, timeout_s=30)
-            fact = parse_server(ProbeOutput(answer.exit, answer.stdout, answer.stderr))
-            left = (*(fact.job.members if fact.job else ()), *(one.pid for one in fact.left))
-            if fact.asked and not fact.listening and not left:
-                return f"port {want.port} free"
-            if others_may_stay and not left and fact.owners and not any(map(marked, fact.owners)):
-                told = "; ".join(f"pid {one.pid} ({one.command[:200]})" for one in fact.owners)
-                context.note(f"port {want.port} is held by {told}, which is left alone", "warning")
-                return f"port {want.port} held by another process"
-            if self.now() >= ends:
-                who = [f"pid {owner.pid}: {owner.command[:200]}" for owner in fact.owners]
-                raise still_there(
-                    want, f"port {want.port}", (*who, *(f"pid {pid}" for pid in left)), "waited"
-                )
-            context.progress(f"waiting for port {want.port}", 0, 0, "", fact.problem)
-            self.sleep(0.5)
-
-    def _gpu_memory(self, context: StepContext) -> str:
-        """Waits until the host sees it given back; what is known of it, in words."""
-        want, ends = context.want, self.now() + RELEASE_S
-        floor = want.playbook.stop.gpu_floor_mib
-        seen: tuple[str, ...] = ()
-        since = self.now()
-        while True:
-            memory = read_gpu_memory(context.on(Where.HOST), want.gpus)
-            if not memory.known:
-                context.note(
-                    f"GPU memory could not be read on the host: {memory.problem}", "warning"
-                )
-                return "GPU memory not known"
-            over = memory.over(floor)
-            if not over:
-                return "GPU memory back"
-            if memory.holders != seen:
-                seen, since = memory.holders, self.now()
-            if memory.explained(floor) and self.now() - since >= SETTLED_S:
-                break
-            if self.now() >= ends:
-                break
-            context.progress("waiting for GPU memory", 0, 0, "", memory.told(over))
-            self.sleep(1.0)
-        if memory.holders:
-            context.note(
-                f"GPU memory is still used ({memory.told(over)}) by others, which are left alone: "
-                + "; ".join(memory.holders),
-                "warning",
-            )
-            return "GPU memory used by others"
-        raise memory_lost(want, memory, over, floor)

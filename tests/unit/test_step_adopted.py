@@ -33,6 +33,7 @@ from deployer.steps.failed_want import remember_failure
 from deployer.steps.launch import LaunchStep
 from deployer.steps.order import all_steps
 from deployer.steps.stop import StopStep
+from deployer.steps.stop_proof import StopProven
 
 WANT = deployment(stop={"old_server": "adopt"})
 COMMAND = "/usr/bin/python3 -m sglang.launch_server --port 30000 --chat-template 'a b'"
@@ -152,8 +153,8 @@ def test_it_is_written_down_before_it_is_stopped(monkeypatch: pytest.MonkeyPatch
         return [{"stopped": True, "how": "TERM"}]
 
     monkeypatch.setattr(stop, "ask", ask)
-    monkeypatch.setattr(StopStep, "_port_is_free", lambda *words, **more: "free")
-    monkeypatch.setattr(StopStep, "_gpu_memory", lambda *words: "back")
+    monkeypatch.setattr(StopProven, "port_is_free", lambda *words, **more: "free")
+    monkeypatch.setattr(StopProven, "gpu_memory", lambda *words: "back")
     seen = facts(fact(owners=(owner(7),), listening=True))
     step = StopStep()
     made, events = context(WANT, state(), FakeJobs(), guest=guest)  # type: ignore[arg-type]
