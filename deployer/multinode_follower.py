@@ -25,7 +25,7 @@ from deployer.steps.launch_restore import as_launched, by_itself, command_of, no
 from deployer.steps.launch_start import SeenBefore, start_command
 from deployer.steps.launch_wait import LOST_S, LaunchFailed, LaunchWait
 from deployer.steps.server_facts import ServerFact, ServerJob
-from deployer.steps.server_wanted import DERIVED, LaunchNote, Rung
+from deployer.steps.server_wanted import DERIVED, LaunchNote, Rung, server_job_name
 
 PEER_LOST = re.compile(
     r"Connection (?:closed|reset) by peer|remote process exited|Broken pipe"
@@ -99,6 +99,13 @@ class Follower:
         error = LaunchFailed(failed, None, self.wait.log.phase, (), self.wait.seen())
         self.step.give_up(self.active, self.wait.job, self.launch, error)
         self.active = self.wait = self.launch = None
+
+    def prune(self) -> None:
+        """Removes old launches' folders, as rank 0's are."""
+        keep = self.want.playbook.serve.keep_launches
+        gone = self.context.jobs(self.want.guest).prune(server_job_name(self.want), keep)
+        if gone:
+            self.context.note(f"removed {len(gone)} old launch folders (serve.keep_launches)")
 
     def earlier(self, launch_id: str) -> Launch | None:
         """Its part of an earlier launch."""

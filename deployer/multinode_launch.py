@@ -141,6 +141,7 @@ class NodesLaunch(LaunchStep):
                 one.launch.pid, one.launch.start = one.wait.job.pid, one.wait.job.start
                 one.launch.boot = one.wait.job.boot
                 one.context.save()
+            one.prune()
 
     def give_up(
         self, context: StepContext, job: JobIdentity, launch: Launch, error: LaunchFailed

@@ -40,7 +40,12 @@ from deployer.steps.server_wanted import LaunchNote, Rung, is_wanted
 
 def test_all_get_one_id_and_are_ready_together(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch, Script([*UP]), Script([*UP]))
+    pruned: list[int] = []
+    monkeypatch.setattr(
+        Jobs, "prune", lambda self, name, keep: pruned.append(world.jobs.index(self)) or ()
+    )
     world.run()
+    assert sorted(pruned) == [0, 1], "old launches' folders go on every node"
     [mine], [theirs] = (jobs.started for jobs in world.jobs)
     assert mine["id"] == theirs["id"]
     assert "--node-rank 0" in mine["script"] and "--node-rank 1" in theirs["script"]
