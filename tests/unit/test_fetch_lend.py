@@ -15,7 +15,7 @@ import pytest
 
 from deployer.agents.fetch import borrow, lend
 from deployer.agents.fetch.common import Fatal, Unreached, Withheld
-from deployer.agents.fetch.manifest import Job, Peer
+from deployer.agents.fetch.manifest import PEER, Job, Peer
 from deployer.agents.fetch.methods import ladder
 
 COMMIT = "c" * 40
@@ -253,5 +253,5 @@ def test_a_file_that_is_withheld_says_nothing_of_the_others(
 def test_the_ladder_has_it_as_a_range_worker(tmp_path: Path) -> None:
     [method] = ladder(job(tmp_path), "token", {"HF_TOKEN": "token"})
     assert method.name == "peer 192.0.2.9" and method.own_figures
-    assert list(method.words[-2:]) == ["range", borrow.ENDPOINT]
+    assert list(method.words[-2:]) == ["range", PEER]
     assert "HF_TOKEN" not in method.environ

@@ -25,11 +25,9 @@ from deployer.agents.fetch.body import Body
 from deployer.agents.fetch.common import GAVE_UP, NOT_FOUND, Fatal, Unreached, Withheld
 from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.lend import MARK
-from deployer.agents.fetch.manifest import File, Job, Peer
+from deployer.agents.fetch.manifest import PEER, File, Job, Peer
 from deployer.agents.fetch.rsync import ssh_words
 
-ENDPOINT = "http://peer"
-"""The name under which the pool knows it; no name that is looked up."""
 GCM = "aes128-gcm@openssh.com,aes256-gcm@openssh.com"
 CHACHA = "chacha20-poly1305@openssh.com"
 CTR = "aes128-ctr,aes192-ctr,aes256-ctr"
@@ -205,7 +203,7 @@ class Lender(Hub):
     def __init__(self, job: Job) -> None:
         if job.peer is None:
             raise Fatal(GAVE_UP, "no peer is configured")
-        super().__init__(job, "", ENDPOINT)
+        super().__init__(job, "", PEER)
         self.peer = job.peer
         # A login and the start of the other side's program come before the first answer.
         patience = max(job.limits.recv_timeout_s, FIRST_S)

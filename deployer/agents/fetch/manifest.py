@@ -17,6 +17,8 @@ from deployer.agents.fetch.common import safe_name
 
 METHODS = ("range", "hf-xet", "mirror", "peer")
 ENDPOINT = "https://huggingface.co"
+PEER = "http://peer"
+"""The endpoint under which the pool knows a peer that lends; no name that is looked up."""
 OWN_FOLDER = ".deployer"
 OWN_SUFFIXES = (".part", ".part.map", ".part.map.tmp", ".bad")
 

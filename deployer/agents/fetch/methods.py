@@ -13,9 +13,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deployer.agents.fetch.borrow import ENDPOINT as PEER
 from deployer.agents.fetch.common import DENIED, MALFORMED, MISMATCH, NOT_FOUND
-from deployer.agents.fetch.manifest import Job
+from deployer.agents.fetch.manifest import PEER, Job
 
 OLDEST_XET = (1, 5, 2)
 """Older ones hang (xet-core #850 and others)."""

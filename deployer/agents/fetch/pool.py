@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 
-from deployer.agents.fetch.borrow import ENDPOINT as PEER
 from deployer.agents.fetch.borrow import Lender
 from deployer.agents.fetch.common import (
     BLOCK,
@@ -31,7 +30,7 @@ from deployer.agents.fetch.cpus import SPARE, Cpus
 from deployer.agents.fetch.gauge import Gauge, Reporter
 from deployer.agents.fetch.hubhttp import Hub
 from deployer.agents.fetch.landing import Landing
-from deployer.agents.fetch.manifest import File, Job
+from deployer.agents.fetch.manifest import PEER, File, Job
 from deployer.agents.fetch.part import Part
 from deployer.agents.fetch.pieces import Journal, Span
 from deployer.agents.fetch.stream import Stop, Stream, Yielded
