@@ -82,7 +82,7 @@ def verify_nodes(
     for want in wants[1:]:
         if launch is None:
             error = NotStarted(
-                f"rank 0 was not judged: see {leader.id}", where=want.id, fix=f"see {leader.id}"
+                f"rank 0, {leader.id}, was not judged", where=want.id, fix=f"see {leader.id}"
             )
             results.append(DeploymentResult(want.id, error=error))
             continue
