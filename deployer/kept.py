@@ -39,6 +39,13 @@ class Kept:
             ) from None
         return recipe, self._read(f"{recipe.lock}.lock", recipe.lock).decode()
 
+    def load_or_none(self, key: str) -> tuple[Recipe, str] | None:
+        """As `load`; None for '' and for what cannot be had."""
+        try:
+            return self.load(key) if key else None
+        except DeployError:
+            return None
+
     def has(self, key: str) -> bool:
         """Is the recipe there?"""
         return bool(key) and (self.folder / f"{key}.json").is_file()

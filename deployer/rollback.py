@@ -170,15 +170,20 @@ class RollBack:
         if not record.left:
             step = AdoptedAgain()
             runner = engine(self.now, [step])
-            runner.apply(Outcome(), runner.look("at what had the port before"), Selection())
+            seen = runner.apply(Outcome(), runner.look("at what had the port before"), Selection())
             words = step.words or "nothing had served before"
+            if not step.words and (left := job_of(seen)) is not None:
+                words += (
+                    f"; launch {left.identity.id} still runs, marked as failed; `deploy down "
+                    f"{self.now.id}` stops it"
+                )
         elif former is None:
             raise DeployError(f"launch {record.left} is not in the state file")
         else:
             want = self.now
             steps: list[Step] = [StopOther(former), AsRecorded(former)]
-            if self.kept.has(former.recipe):
-                recipe, lock_text = self.kept.load(former.recipe)
+            if (made := self.kept.load_or_none(former.recipe)) is not None:
+                recipe, lock_text = made
                 want = then(self.now, recipe, lock_text, former)
                 own.manifest = recipe.manifest
                 steps = rollback_steps(former, asked=False)

@@ -114,12 +114,8 @@ def look(now: Deployment, transport: Transport, launches: Sequence[Launch], kept
 
 def recipe_or_none(kept: Kept, launch: Launch) -> Recipe | None:
     """Its recipe, where it is kept and can be read."""
-    if not launch.recipe:
-        return None
-    try:
-        return kept.load(launch.recipe)[0]
-    except DeployError:
-        return None
+    made = kept.load_or_none(launch.recipe)
+    return made[0] if made is not None else None
 
 
 def unable(kept: Kept, places: Sequence[Place], launch_id: str) -> str:

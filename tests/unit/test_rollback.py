@@ -388,11 +388,15 @@ def test_what_served_before_serves_again(tmp_path: Path) -> None:
     assert own.manifest == NEWER and own.rollback is not None and own.rollback.outcome == "failed"
     assert "VerifyStep" not in runner.steps and "LaunchAgain" in runner.steps
     assert runner.wants[0].lock_text == NOW.lock_text
-    # Its record lacks what it was made from.
-    former.recipe = ""
-    begun(one, own, former.fingerprint)
-    one.failed(NOW, own, StepFailed("no"), runner)
-    assert runner.steps == ["StopOther", "AsRecorded"]
+    # Its record lacks what it was made from, or its lock is gone.
+    lock = one.kept.folder / f"{recipe_of(NOW, NEWER).lock}.lock"
+    for lacking in ("lock", "recipe"):
+        lock.unlink(missing_ok=True)
+        if lacking == "recipe":
+            former.recipe = ""
+        begun(one, own, former.fingerprint)
+        one.failed(NOW, own, StepFailed("no"), runner)
+        assert runner.steps == ["StopOther", "AsRecorded"]
 
 
 def test_what_cannot_be_brought_back_is_told_and_stays_open(tmp_path: Path) -> None:
@@ -411,6 +415,9 @@ def test_what_cannot_be_brought_back_is_told_and_stays_open(tmp_path: Path) -> N
     own = history(launch("a", "1"))
     begun(one, own, "")
     assert "nothing had served" in one.failed(NOW, own, StepFailed("x"), Runner(facts())).what
+    begun(one, own, "")
+    told = one.failed(NOW, own, GateFailed("x"), Runner(serves("y"))).what
+    assert "launch 20261130-065012-ab12 still runs, marked as failed; `deploy down" in told
 
 
 def test_by_its_recorded_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
