@@ -105,6 +105,12 @@ class Back:
             if self.source.want.id not in pair.absent:
                 self.release_source(error)
             raise
+        try:
+            self.end_lending(borrower=not is_stopped(side.want, facts))
+        except DeployError as error:
+            error.add(f"{side.want.id} is taken back; left is the key for the copy")
+            error.fix = _and(error.fix, "run --abort again")
+            raise
 
     def release_source(self, error: Unreachable) -> None:
         """The destination's key opens nothing any more, and the source may move elsewhere."""
@@ -234,7 +240,7 @@ class Back:
         return want
 
     def undo(self, facts: Facts) -> None:
-        """The destination's server, jobs and the key for the copy; then what had its port."""
+        """The destination's server and jobs; then what had its port."""
         pair, side = self.pair, self.destination
         stopped = is_stopped(side.want, facts)
         if stopped:
@@ -245,7 +251,6 @@ class Back:
                 # Of a source that was done with before nobody waits for requests any more.
                 drains = pair.record.cut and self.source.want.id not in self.before
                 pair.drain_and_stop(side, "back" if drains else None)
-        self.end_lending(borrower=not stopped)
         if pair.record.adopted:
             if stopped:
                 text = f"is started by hand when it runs: {pair.record.adopted}"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from deployer import migrate_adopted, migrate_retire
 from deployer.deployment import Deployment
 from deployer.errors import DeployError, GateFailed, Unreachable
+from deployer.migrate_adopted import strangers
 from deployer.migrate_fetch import Fetch
 from deployer.migrate_journal import PHASES, after
 from deployer.migrate_pair import Pair, route
@@ -51,9 +52,14 @@ class Forward:
             # Since an earlier run it may serve another launch, and the inventory name another way.
             self.remember_source(seen[source.want.id])
             pair.way().remember()
-            if not record.adopted:
-                record.adopted = migrate_adopted.keep(destination, facts)
+        found = strangers(facts)
+        keeps = bool(found) and not record.cut and not record.adopted
+        if keeps:
+            record.adopted = found[0].command[:500]
         pair.enter(record.phase if resumed else PHASES[0])
+        if keeps:
+            # After the journal: --abort takes away what is written down there.
+            pair.record.adopted = migrate_adopted.keep(destination, facts)
 
     def remember_source(self, facts: Facts) -> None:
         """What serves there: `--abort` may have to start it again."""

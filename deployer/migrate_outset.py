@@ -31,6 +31,7 @@ from deployer.migrate_preflight import (
     refused,
     restarted,
     retire_obstacles,
+    retire_users,
     source_obstacles,
 )
 from deployer.migrate_side import trouble
@@ -150,6 +151,8 @@ class Outset:
                 found += source_obstacles(source.want, old)
             if self.finished and not pair.was_kept:
                 found += restarted(source.want, old)
+            elif record.retire:
+                found += retire_users(source.want, old)
         if new is not None:
             found += lock_obstacle(destination.want.host_name, new, me)
             found += self.learnt()

@@ -139,6 +139,23 @@ def retire_obstacles(want: Deployment) -> list[Obstacle]:
     return found
 
 
+def retire_users(want: Deployment, facts: Facts) -> list[Obstacle]:
+    """Who has the GPUs open and does not end with the container: `--retire` could not take them."""
+    gpus = facts.get(GpuFacts)
+    if gpus is None or want.vmid is None:
+        return []
+    found, allowed = [], want.playbook.gpus.persistenced == "allowed"
+    for one in gpus.functions:
+        users = [
+            user
+            for user in gpus.held_by(one.address)
+            if user.container != want.vmid and not (user.is_persistenced and allowed)
+        ]
+        if refusal := refuse_held(one, users):
+            found.append(Obstacle(want.id, f"for --retire: {refusal.reason}", refusal.fix))
+    return found
+
+
 def lock_obstacle(where: str, facts: Facts, me: Controller) -> list[Obstacle]:
     """Another run works on the host; one that is proven dead does not count."""
     seen = facts.get(LockSeen)
