@@ -83,7 +83,8 @@ def ask(url: str) -> str:
         answer.read()
         # 401: it is there and wants a key, which is no gap.
         return "" if answer.status < 500 and answer.status != 404 else f"status {answer.status}"
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        # A name that no resolver takes is a ValueError.
         return str(error) or type(error).__name__
     finally:
         connection.close()

@@ -31,8 +31,9 @@ class RouterWay(Way):
         Raises StepBlocked when its API key is not set.
         """
         rules = self.router_rules
-        names = self.destination.want.entry
-        first = self.destination if names.cutover or names.replica else self.source
+        entry = self.destination.want.entry
+        own = entry.cutover is not None and entry.cutover.router is not None
+        first = self.destination if own or entry.replica is not None else self.source
         other = self.source if first is self.destination else self.destination
         key = key_for(rules, self.destination.environ)
         hosts = [] if rules.via == "controller" else [first.host, other.host]

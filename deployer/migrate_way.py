@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from deployer.deployment import Deployment
 from deployer.errors import StepFailed
@@ -31,14 +31,22 @@ Direction = Literal["forward", "back"]
 
 
 def cutover_of(source: Deployment, destination: Deployment) -> Cutover:
-    """The destination's entry decides, then the source's; a replica moves at its router."""
-    for want in (destination, source):
-        if want.entry.cutover is not None:
-            return want.entry.cutover
-    for want in (destination, source):
-        if (replica := want.entry.replica) is not None:
-            return Cutover(router=replica.router, drain_s=replica.drain_s)
-    return Cutover()
+    """The first that names a way: the destination's cutover, the source's, a replica's router.
+
+    Times come from the first entry that tells them, whether it names a way or not.
+    """
+    entries = [destination.entry, source.entry]
+    replicas = [entry.replica for entry in entries if entry.replica is not None]
+    rules = [entry.cutover for entry in entries if entry.cutover is not None]
+    rules += [Cutover(router=one.router, drain_s=one.drain_s) for one in replicas]
+    named = next((one for one in rules if one.kind != "none"), Cutover())
+    times: dict[str, Any] = {
+        name: getattr(one, name)
+        for one in reversed(rules)
+        for name in ("settle_s", "drain_s")
+        if name in one.model_fields_set
+    }
+    return named.model_copy(update=times)
 
 
 @dataclass

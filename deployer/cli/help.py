@@ -34,8 +34,8 @@ weights    from SRC by ssh or from the Hub, whichever a few measured seconds sho
            `peer_address` and `peer_port` of an ssh entry say how hosts reach each other. Where
            neither source can be reached from DST, the bytes go through this machine
 launch     started and through its gates on DST; a failure ends with 5 and SRC untouched
-cutover    moves the traffic, as `cutover` of DST's entry says (else of SRC's; else the router of a
-           `replica` entry). Keys in brackets have these values when left out:
+cutover    moves the traffic in the first way that is named: by `cutover` of DST's entry, of SRC's,
+           by the router of a `replica` entry. Keys in brackets have these values when left out:
              router   url, via (controller), api_key_env, ready_s (120): smg or sglang-router; the
                       new worker in, healthy there within ready_s, the old one out
              hook     command, timeout_s (60), probe_url: a program on this machine, see below
@@ -66,7 +66,7 @@ after the cut-over and the traffic is back at SRC.
 
 The hook is started without a shell in the folder where `deploy` runs; a name without / is looked
 for in PATH. Its input is empty; what it prints is shown when it has ended. Status 0 says that new
-requests go to DEPLOY_TO from now on. Another status, or timeout_s (its process group is killed),
+requests go to DEPLOY_TO from now on. Another status, or timeout_s (its process group is ended),
 ends the run: the same command starts the hook again, --abort starts it with `back`. So it may run
 twice, and `back` may follow a `forward` that was cut off. Its environment is that of `deploy`, and
 DEPLOY_DIRECTION  forward; or back: with --abort, or when DST fails after the cut-over
