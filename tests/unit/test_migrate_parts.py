@@ -44,6 +44,7 @@ from deployer.migrate_preflight import (
     refused,
     restarted,
     retire_obstacles,
+    retire_users,
     serve_differences,
     source_obstacles,
 )
@@ -64,7 +65,7 @@ from deployer.remote.lock_record import Controller, Held, LockRecord
 from deployer.state import DeploymentState, Migration
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.gpus_facts import GpuFacts, PciFunction
-from deployer.steps.gpus_holders import Holder
+from deployer.steps.gpus_holders import PERSISTENCED, Holder
 from deployer.steps.server_facts import ServerFact
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.shards_download import job_files
@@ -270,6 +271,22 @@ def test_a_source_that_somebody_has_started_since_is_not_stopped_again() -> None
     [one] = restarted(WANT, idle)
     assert "since the migration" in one.what and "train.py" in one.what
     assert restarted(WANT, Facts({ServerFact: world.fact()})) == []
+
+
+def test_who_would_keep_retire_from_the_gpus_is_told_before() -> None:
+    def seen(*users: Holder) -> Facts:
+        gpu = PciFunction(WANT.gpus[0], True, driver="nvidia")
+        rows = tuple((gpu.address, user) for user in users)
+        return Facts({GpuFacts: GpuFacts(functions=(gpu,), holders=rows)})
+
+    ours = Holder(42, "python", container=129)
+    daemon = Holder(9, PERSISTENCED, unit="nvidia-persistenced.service")
+    assert retire_users(WANT, seen(ours)) == [] and retire_users(WANT, Facts({})) == []
+    [one] = retire_users(WANT, seen(ours, Holder(7, "dcgm", unit="dcgm.service")))
+    assert "for --retire: " in one.what and "dcgm" in one.what and "python" not in one.what
+    assert retire_users(WANT, seen(daemon)) == []
+    never = world.deployment(gpus={"persistenced": "never"})
+    assert len(retire_users(never, seen(daemon))) == 1
 
 
 def test_a_source_that_serves_something_else_than_its_playbook_says_now() -> None:
