@@ -26,6 +26,8 @@ from deployer.steps.server_agent import PYTHON
 LISTEN_S = 14.0
 KNOCK_S = 9.0
 """Shorter: a node that is told to knock a little later is heard all the same."""
+PATIENCE_S = 5.0
+"""How long an answer may take once the connection stands: a full machine is slow to give one."""
 
 LISTEN = """\
 import socket, sys, time
@@ -59,11 +61,12 @@ print("listened")
 KNOCK = """\
 import socket, sys, time
 host, port, seconds, word = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]
+patience = float(sys.argv[5])
 ends, last = time.monotonic() + seconds, "timed out"
 while time.monotonic() < ends:
     try:
         with socket.create_connection((host, port), timeout=3) as guest:
-            guest.settimeout(2)
+            guest.settimeout(patience)
             heard = b""
             try:
                 while len(heard) < len(word):
@@ -109,6 +112,8 @@ def meet(nodes: Sequence[NodeRun]) -> None:
     if node is None:
         return
     address, _, port = node.init.rpartition(":")
+    # The store of a launch that runs says nothing to a stranger.
+    patience = 0.5 if _ours(leader, port) else PATIENCE_S
     word, said = secrets.token_hex(8), dict[str, Heard]()
 
     def listen() -> None:
@@ -117,7 +122,7 @@ def meet(nodes: Sequence[NodeRun]) -> None:
 
     def knock(one: NodeRun) -> Callable[[], None]:
         def work() -> None:
-            words = [address.strip("[]"), port, str(KNOCK_S), word]
+            words = [address.strip("[]"), port, str(KNOCK_S), word, str(patience)]
             said[one.host] = heard(_run(one, KNOCK, words, KNOCK_S))
 
         return work

@@ -61,11 +61,11 @@ def test_a_knock_is_heard_and_what_is_in_its_place_is_told() -> None:
 
         # Its own loopback is taken by another server, which says nothing.
         assert run(*listen, port, "1", "1", "w").startswith("taken ")
-        assert run(*knock, "127.0.0.1", port, "1", "w") == "open\n"
-    assert run(*knock, "127.0.0.1", port, "0.1", "w").startswith("lost ")
-    assert "lost" in run(*knock, "no-such-host.invalid", port, "1", "w")
+        assert run(*knock, "127.0.0.1", port, "1", "w", "0.1") == "open\n"
+    assert run(*knock, "127.0.0.1", port, "0.1", "w", "5").startswith("lost ")
+    assert "lost" in run(*knock, "no-such-host.invalid", port, "1", "w", "5")
     server = subprocess.Popen([*listen, port, "5", "1", "w"], stdout=subprocess.PIPE, text=True)
-    assert run(*knock, "127.0.0.1", port, "5", "w") == "met\n"
+    assert run(*knock, "127.0.0.1", port, "5", "w", "5") == "met\n"
     assert server.communicate(timeout=5)[0] == "listened\n"
 
 
