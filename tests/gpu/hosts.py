@@ -1,8 +1,9 @@
 """Two or more hosts out of one machine: each has processes, folders and a name of its own, one GPU.
 
 A host is an sshd in namespaces of its own (mount, pid, uts). Its /dev has the node of one GPU and
-no way to make others, as in a container; its /var/lib/deployer, /opt/deployer, /srv/models, /run
-and /dev/shm are its own and empty. It shares the network, the packages and the kernels' caches.
+no way to make others, and the driver's list in /proc names that one, as in a container. Its
+/var/lib/deployer, /opt/deployer, /srv/models, /run and /dev/shm are its own and empty. It shares
+the network, the packages and the kernels' caches.
 """
 
 from __future__ import annotations
@@ -26,11 +27,16 @@ HERE = Path(__file__).resolve().parent
 TOOLS = ("unshare", "setpriv")
 ENTER = r"""
 set -eu
-root=$1 name=$2 minor=$3
-shift 3
+root=$1 name=$2 minor=$3 address=$4
+shift 4
 mount --make-rprivate /
 mount -t proc proc /proc
 echo "$name" >/proc/sys/kernel/hostname
+if [ -d "/proc/driver/nvidia/gpus/$address" ]; then
+  mkdir -p "$root/gpus/$address"
+  mount --bind "/proc/driver/nvidia/gpus/$address" "$root/gpus/$address"
+  mount --rbind "$root/gpus" /proc/driver/nvidia/gpus
+fi
 mkdir -p "$root/dev"
 mount -t tmpfs -o mode=755 dev "$root/dev"
 for node in null zero full random urandom tty; do
@@ -152,6 +158,6 @@ def hosts(folder: Path, names: tuple[str, ...]) -> Iterator[list[Host]]:
                 # No driver of its own here, as in a rehearsal.
                 minor = index
             within = ("unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "sh", "-c",
-                      ENTER, "sh", str(root), name, str(minor))  # fmt: skip
+                      ENTER, "sh", str(root), name, str(minor), gpu.address)  # fmt: skip
             found.append(Host(name, index, gpu, stack.enter_context(door(root / "sshd", within))))
         yield found

@@ -5,134 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import time
 from typing import Any
 
-import environment
 import hosts
 import machine
 import pools
-from hosts import Host
-from project import VARIANTS, Project, Ran, in_background, plain_host
+from pair import DEPLOYMENT, NAMES, PORTS, Pair, ends_of
+from project import Project, in_background
 from scene import FLOOR_MIB, Scene, ask, wait_for
 
 TITLE = "one server of two nodes"
-NAMES = ("node0", "node1")
-DEPLOYMENT = "pair"
 MODEL = "tiny-learned"
-PORTS = (31510, 31511)
-"""They share a network, so each has a port of its own."""
-DIST_PORT = 31600
-LOOPBACK = {
-    # There is no other network between the hosts.
-    "SGLANG_HOST_IP": "127.0.0.1",
-    "GLOO_SOCKET_IFNAME": "lo",
-    "NCCL_SOCKET_IFNAME": "lo",
-}
-NO_MULTICAST = (
-    "NCCL_NVLS_ENABLE",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST",
-    "NVSHMEM_DISABLE_NVLS",
-)
-END_S = 180.0
+END_S = 60.0
 """So long the rest of a server may take to end after one of its ranks was killed."""
-
-
-@dataclasses.dataclass
-class Pair:
-    """The two hosts and what is asked of them."""
-
-    project: Project
-    hosts: list[Host]
-    base_mib: list[int]
-
-    def write(self) -> None:
-        """Inventory and playbook."""
-        project = self.project
-        project.inventory.mkdir(parents=True, exist_ok=True)
-        (project.folder / "playbooks/locks").mkdir(parents=True, exist_ok=True)
-        lock = environment.make(project.folder / "wheels")
-        (project.folder / "playbooks/locks/here.txt").write_text(lock)
-        book = project.playbook("learned", VARIANTS)
-        kept = {name: os.environ[name] for name in NO_MULTICAST if name in os.environ}
-        book["nodes"] = list(NAMES)
-        book["serve"] |= {
-            "port": PORTS[0],
-            "dist_port": DIST_PORT,
-            "args": {**project.serve, "tp-size": len(NAMES)},
-            "env": {**LOOPBACK, **kept},
-        }
-        project.put(f"playbooks/{DEPLOYMENT}.yaml", book)
-        for host, port in zip(self.hosts, PORTS, strict=True):
-            entry = {"playbook": DEPLOYMENT, "port": port, "node_address": "127.0.0.1"}
-            body = {**plain_host(host.sshd, host.gpu), "deployments": {DEPLOYMENT: entry}}
-            project.put(f"inventory/{host.name}.yaml", {"hosts": {host.name: body}})
-
-    def up(self, scene: Scene, expected: int, limit_s: float = 420.0) -> Ran:
-        """`deploy up` of rank 0, which means both."""
-        ran = self.project.deploy("--jsonl", "--yes", "up", f"{NAMES[0]}/{DEPLOYMENT}",
-                                  *self.project.selection, limit_s=limit_s)  # fmt: skip
-        ends = ends_of(ran)
-        scene.ran(
-            ran,
-            gates=ran.gates(),
-            notes=[f"{one['host']}: {one['text']}" for one in ran.events if one["event"] == "note"],
-            summary="; ".join(f"{host}: {end['summary']}" for host, end in ends.items()),
-            fix="; ".join(end["fix"] for end in ends.values() if end.get("fix")),
-        )
-        scene.check(f"`deploy up` of both exits {expected}", ran.code == expected, ran.code)
-        return ran
-
-    def launches(self) -> list[dict[str, Any]]:
-        """The newest launch of each host."""
-        return [host.launch(DEPLOYMENT) for host in self.hosts]
-
-    def alive(self) -> dict[str, dict[str, str]]:
-        """Processes of the newest launch by host; those without any are left out."""
-        found = {host.name: host.launch(DEPLOYMENT)["processes"] for host in self.hosts}
-        return {name: processes for name, processes in found.items() if processes}
-
-    def status(self, scene: Scene) -> dict[str, tuple[str, str]]:
-        """State and verdict by host, as `deploy status` tells them."""
-        ran = scene.ran(self.project.deploy("--json", "status", "--all"))
-        try:
-            told = json.loads(ran.out)["hosts"]
-            return {
-                one["host"]: (str(one["deployments"][0]["state"]),
-                              str(one["deployments"][0]["verdict"]))
-                for one in told
-            }  # fmt: skip
-        except (ValueError, KeyError, IndexError) as error:
-            return {"error": (f"{type(error).__name__}: {error}", (ran.out + ran.err)[-300:])}
-
-    def ended(self, scene: Scene) -> None:
-        """Nothing of the launch is left on either host."""
-        left = self.alive()
-        scene.check("no process of the launch is left on either host", not left, left)
-
-        def back() -> bool:
-            return all(
-                host.used_mib() <= base + FLOOR_MIB
-                for host, base in zip(self.hosts, self.base_mib, strict=True)
-            )
-
-        wait_for(back, 20, 1.0)
-        seen = [f"{host.used_mib()} MiB" for host in self.hosts]
-        scene.check("the memory of both GPUs is back at its floor", back(), seen)
-
-    def keep_logs(self) -> None:
-        """Copies of both logs of the newest launch, without the API key."""
-        folder = self.project.log.parent / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        for host in self.hosts:
-            seen = host.launch(DEPLOYMENT)
-            text = seen["log"].replace(self.project.key, "***")
-            (folder / f"{host.name}-{seen['id'] or 'none'}.log").write_text(text)
-
-
-def ends_of(ran: Ran) -> dict[str, dict[str, Any]]:
-    """The last event of each host."""
-    return {one["host"]: one for one in ran.events if one["event"] == "run_finished"}
+APART = re.compile(r"\((?:(\d+\.\d+)% (?:more|fewer) than planned|as planned)\)")
 
 
 def nodes(project: Project, base_mib: int) -> Scene:
@@ -151,9 +39,12 @@ def nodes(project: Project, base_mib: int) -> Scene:
         pair.write()
         try:
             _proven(scene, pair)
-            _killed_serving(scene, pair)
+            _killed_serving(scene, pair, 1)
             _killed_starting(scene, pair)
-            _again_and_down(scene, pair)
+            _other_variant(scene, pair)
+            _killed_serving(scene, pair, 0)
+            _back(scene, pair)
+            _down(scene, pair)
         finally:
             pair.keep_logs()
             scene.ran(pair.project.deploy("--yes", "down", f"{NAMES[0]}/{DEPLOYMENT}"))
@@ -168,6 +59,10 @@ def _proven(scene: Scene, pair: Pair) -> None:
     good = [gate["gate"] for gate in ran.gates() if gate["passed"]]
     scene.check("all gates pass", len(good) >= 10 and len(good) == len(ran.gates()), ran.gates())
     first, second = pair.launches()
+    scene.figures["first_launch"] = first["id"]
+    apart = [float(one or 0) for note in ran.notes() for one in APART.findall(note)]
+    scene.check("pools and requests within 1 % of the plan",
+                len(apart) > 1 and max(apart) <= 1.0, ran.notes())  # fmt: skip
     scene.check("both have one launch", first["id"] == second["id"] != "",
                 [first["id"], second["id"]])  # fmt: skip
     ranks = [processes(one, "--node-rank") for one in (first, second)]
@@ -212,30 +107,39 @@ def scheduler(launch: dict[str, Any]) -> str:
     return next((pid for pid, title in titles if title.startswith("sglang::scheduler")), "")
 
 
-def _killed_serving(scene: Scene, pair: Pair) -> None:
-    """The scheduler of rank 1 is killed while the server answers."""
+def _killed_serving(scene: Scene, pair: Pair, rank: int) -> None:
+    """The scheduler of this rank is killed while the server answers."""
     from deployer.steps.verify_prompts import ESSAY
 
-    before, key = pair.launches()[1], pair.project.key
+    before, key = pair.launches()[rank], pair.project.key
     pid = scheduler(before)
-    if not scene.check("rank 1 has a scheduler", bool(pid), pid):
+    if not scene.check(f"rank {rank} has a scheduler", bool(pid), pid):
         return
     thread, box = in_background(lambda: ask(PORTS[0], MODEL, ESSAY, 700, key))
     time.sleep(0.3)
     began = time.monotonic()
-    pair.hosts[1].sh('kill -9 "$1"', pid)
+    pair.hosts[rank].sh('kill -9 "$1"', pid)
     gone = wait_for(lambda: not pair.alive(), END_S, 0.5)
-    scene.figures["seconds_until_all_gone"] = round(time.monotonic() - began, 2)
-    scene.check("both ranks end", bool(gone), pair.alive())
+    told = scene.figures[f"rank_{rank}_killed"] = {
+        "seconds_until_all_gone": round(time.monotonic() - began, 2)
+    }
+    scene.check(f"both ranks end when that of rank {rank} is killed", bool(gone), pair.alive())
     thread.join(130)
-    scene.figures["request_in_flight"] = box.get("result")
+    told["request_in_flight"] = box.get("result")
     states = pair.status(scene)
     scene.check("`deploy status` says that both ended",
                 {name: state for name, (state, _) in states.items()}
                 == dict.fromkeys(NAMES, "ended"), states)  # fmt: skip
-    told = pair.project.deploy("status", "--all")
-    scene.figures["status_after_kill"] = told.out.splitlines()
+    told["status"] = pair.project.deploy("status", "--all").out.splitlines()
     pair.keep_logs()
+    path = pair.project.log.parent / "logs" / f"{NAMES[rank]}-{before['id']}.log"
+    shown = scene.ran(pair.project.deploy("--json", "explain", str(path)))
+    try:
+        cause = json.loads(shown.out).get("class")
+    except ValueError:
+        cause = (shown.out + shown.err)[-300:]
+    scene.check(f"`deploy explain` names a killed child in the log of rank {rank}",
+                cause == "child-killed", cause)  # fmt: skip
     pair.ended(scene)
 
 
@@ -267,11 +171,31 @@ def _killed_starting(scene: Scene, pair: Pair) -> None:
     pair.ended(scene)
 
 
-def _again_and_down(scene: Scene, pair: Pair) -> None:
-    pair.up(scene, 0)
+def _other_variant(scene: Scene, pair: Pair) -> None:
+    """Up again, without speculation."""
+    ran = pair.up(scene, 0, "--variant", "no-mtp")
+    good = [gate["gate"] for gate in ran.gates() if gate["passed"]]
+    scene.check("all gates pass without speculation, too",
+                len(good) >= 9 and len(good) == len(ran.gates()), ran.gates())  # fmt: skip
+    plain = [not processes(one, "--speculative-algorithm") for one in pair.launches()]
+    scene.check("neither rank speculates", all(plain), plain)
+
+
+def _back(scene: Scene, pair: Pair) -> None:
+    """`deploy rollback` to the first launch, which speculated."""
+    first = scene.figures["first_launch"]
+    pair.brings(scene, 0, "rollback", first)
     states = pair.status(scene)
     scene.check("`deploy status` says again that both serve and are good",
                 states == dict.fromkeys(NAMES, ("serving", "good")), states)  # fmt: skip
+    launches = pair.launches()
+    drafts = [bool(processes(one, "--speculative-algorithm NEXTN")) for one in launches]
+    scene.check("both ranks speculate again, in one launch",
+                all(drafts) and launches[0]["id"] == launches[1]["id"],
+                [drafts, [one["id"] for one in launches]])  # fmt: skip
+
+
+def _down(scene: Scene, pair: Pair) -> None:
     ran = scene.ran(pair.project.deploy("--jsonl", "--yes", "down", f"{NAMES[1]}/{DEPLOYMENT}"))
     scene.check("`deploy down` of rank 1 exits 0", ran.code == 0, ran.code)
     scene.runs[-1]["notes"] = [

@@ -5,8 +5,8 @@
 As root, with sshd and uv. It shows that the script works, and proves nothing about SGLang: no
 result file of it is kept. The steps driver and gpus are left out (`--from venv`), and so is the
 scene with a second process on the card. The checks that need a real card (`deploy fit`, the memory
-that a server holds, graph capture of two nodes), and that of the learned model's own thoughts,
-cannot hold here; all others must.
+that a server holds, `deploy rollback`, which begins with the driver), and that of the learned
+model's own thoughts, cannot hold here; all others must.
 """
 
 from __future__ import annotations
