@@ -23,8 +23,8 @@ from deployer.rollback_choice import part_of
 from deployer.shell import quote
 from deployer.steps.server_agent import PYTHON
 
-LISTEN_S = 14.0
-KNOCK_S = 9.0
+LISTEN_S = 20.0
+KNOCK_S = 15.0
 """Shorter: a node that is told to knock a little later is heard all the same."""
 PATIENCE_S = 5.0
 """How long an answer may take once the connection stands: a full machine is slow to give one."""
