@@ -48,10 +48,16 @@ retire     with --retire: SRC's container stops, its GPUs go back to vfio-pci; n
 
 Options
 --dry-run      the steps on DST, what follows, and every obstacle; with --abort: what it would do
---retire       as above; the same command with it does so after the end of a migration, too
---keep-source  SRC is not stopped: it goes on without traffic; `deploy down SRC` ends it later
+--retire       as above; the same command with it does so after the end of a migration, too. A SRC
+               that serves as proven again by then moves anew; anything else that runs there is
+               an obstacle
+--keep-source  SRC is not stopped: it goes on without traffic; `deploy down SRC` ends it later.
+               After the cut-over it also ends a migration whose SRC is gone. The later of the two
+               words counts
 --abort        takes back what was done, in any phase and after the end: traffic first (SRC is
-               started again if it is stopped), then DST is stopped
+               started again as it was launched if it is stopped), then DST is stopped. While one
+               side is dark it does the other, ends with 3 and says what is left: the same again
+               when it can be reached. A SRC that is done with may move elsewhere meanwhile
 On a terminal it asks before it acts (--yes: it does not); --json acts only with --yes.
 
 Killed or cut off in any phase, the same command goes on; a journal is kept here and on both hosts
