@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from deployer.inventory import Container, DeploymentEntry, Host
 from deployer.model import Where
+from deployer.names import in_url
 from deployer.playbook import ArgValue, Playbook
 
 
@@ -124,4 +125,4 @@ def worker_url(host: Host, entry: DeploymentEntry, playbook: Playbook) -> str:
     container = None if entry.container is None else host.containers.get(entry.container)
     ssh = container.ssh if container is not None and container.ssh is not None else host.ssh
     port = entry.port or playbook.serve.port
-    return (entry.worker_url or entry.url or f"http://{ssh.address}:{port}").rstrip("/")
+    return (entry.worker_url or entry.url or f"http://{in_url(ssh.address)}:{port}").rstrip("/")

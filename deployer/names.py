@@ -111,6 +111,11 @@ def parts_of(patterns: Iterable[str]) -> list[str]:
     return [part for pattern in patterns for part in re.split(r"[,\s]+", pattern) if part]
 
 
+def in_url(address: str) -> str:
+    """An address as it stands in a URL: one of IPv6 in brackets."""
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address
+
+
 def like(patterns: Iterable[str], names: Iterable[str]) -> bool:
     """Is one of `names` like one of `patterns` (`*`, `?`), and none like one with a `!` before it?
 

@@ -10,6 +10,7 @@ from deployer.deployment import Deployment
 from deployer.engine import Outcome
 from deployer.errors import DeployError
 from deployer.model import Facts, PlanState
+from deployer.names import in_url
 from deployer.state import DeploymentState
 from deployer.steps.base import Step
 from deployer.steps.server_facts import ServerFact
@@ -42,7 +43,7 @@ def address(want: Deployment) -> str:
     ssh = want.host.ssh
     if want.container is not None and want.container.ssh is not None:
         ssh = want.container.ssh
-    return f"{(want.entry.url or f'http://{ssh.address}:{want.port}').rstrip('/')}/v1"
+    return f"{(want.entry.url or f'http://{in_url(ssh.address)}:{want.port}').rstrip('/')}/v1"
 
 
 def proven(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import pytest
 import serverworld as world
 
 from deployer import up
-from deployer.deployment import Deployment
+from deployer.deployment import Deployment, worker_url
 from deployer.engine import Outcome, Selection
 from deployer.errors import CommandOverdue, Defect, LockUnknown, StepFailed
 from deployer.events import Bus, Event, RunFinished
@@ -24,7 +25,7 @@ from deployer.steps.base import Step, StepContext
 from deployer.steps.serving_fact import ServingFact
 from deployer.steps.verify import VerifyStep
 from deployer.up_options import UpOptions
-from deployer.up_result import DeploymentResult, proven
+from deployer.up_result import DeploymentResult, address, proven
 
 WANT = world.deployment()
 
@@ -222,3 +223,13 @@ def test_only_the_launch_that_is_alive_is_claimed() -> None:
     claim = proven(WANT, steps, world.facts(server, good), own)
     assert claim["launch"] == job.identity.id and claim["figures"] == {"tps": 2.0}
     assert claim["endpoint"] == "http://192.0.2.5:30000/v1"
+
+
+@pytest.mark.parametrize("written", ["2001:db8::5", "[2001:db8::5]"])
+def test_an_ipv6_address_stands_in_brackets_in_a_url(written: str) -> None:
+    ssh = WANT.host.ssh.model_copy(update={"address": written})
+    host = WANT.host.model_copy(update={"ssh": ssh, "containers": {}})
+    entry = WANT.entry.model_copy(update={"container": None, "url": None})
+    want = dataclasses.replace(WANT, host=host, entry=entry)
+    assert address(want) == f"http://[2001:db8::5]:{want.port}/v1"
+    assert worker_url(host, entry, want.playbook) == f"http://[2001:db8::5]:{want.port}"
