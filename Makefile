@@ -12,3 +12,4 @@ down:
 bench:
 	.venv/bin/python tests/bench/converge.py
 	.venv/bin/python tests/bench/download.py
+	.venv/bin/python tests/bench/hostcopy.py
