@@ -10,7 +10,15 @@ from deployer.errors import StepFailed
 from deployer.model import Change, Facts, Plan, Probe, RunJob
 from deployer.state import DeploymentState
 from deployer.steps.base import Step, StepContext
-from deployer.steps.venv_build import build_job, build_path, lock_hash, lock_pins, sm
+from deployer.steps.venv_build import (
+    SETTINGS,
+    build_job,
+    build_path,
+    lock_hash,
+    lock_pins,
+    same_build,
+    sm,
+)
 from deployer.steps.venv_facts import ComputeFact, Uv, VenvFact, venv_probes
 
 _APT = """export DEBIAN_FRONTEND=noninteractive
@@ -18,7 +26,9 @@ apt-get -o DPkg::Lock::Timeout=120 update || exit $?
 exec apt-get -o DPkg::Lock::Timeout=120 install -y --no-install-recommends python3 python3-venv
 """
 
-
+STOP_GRACE_S = 20.0
+READ_BUILD = 'cat "$1/script" && printf "\\000" && cat "$1/settings.sh"\n'
+"""$1 the job's folder."""
 FLAT_INDEX_SINCE = (0, 8)
 """uv that knows folders of wheels as indexes; older ones silently ignore them."""
 
@@ -55,11 +65,18 @@ class VenvStep(Step):
             return Plan.nothing(
                 f"{engine.name} {engine.version} from lock {short}, proven on {sm(capabilities)}"
             )
-        good = [one.venv for one in state.launches if one.id == state.known_good and one.venv]
-        return self._build(want, fact, capabilities, reason, good)
+        ids = state.needed()
+        needed = [one.venv for one in state.launches if one.id in ids and one.venv]
+        return self._build(want, fact, capabilities, reason, needed)
 
     def apply(self, context: StepContext, facts: Facts, plan: Plan) -> None:
-        """Runs the changes; what the build itself names as its error is the error."""
+        """Runs the changes; what the build itself names as its error is the error.
+
+        A build of something else that a killed run has left at work is ended, not waited for.
+        """
+        for change in plan.changes:
+            if isinstance(change.action, RunJob) and SETTINGS in change.action.files:
+                self._end_other(context, change.action)
         try:
             super().apply(context, facts, plan)
         except StepFailed as error:
@@ -69,6 +86,31 @@ class VenvStep(Step):
             raise StepFailed(
                 "; ".join(said[-2:]), where=error.where, fix=error.fix, evidence=error.evidence
             ) from error
+
+    @staticmethod
+    def _end_other(context: StepContext, build: RunJob) -> None:
+        jobs = context.jobs(build.where)
+        found = jobs.find(build.name)
+        if found is None or not found.alive:
+            return
+        job = found.identity
+        answer = jobs.transport.run(READ_BUILD, args=(f"{jobs.root}/{job.name}/{job.id}",))
+        script, _, settings = answer.stdout.partition(b"\0")
+        own = build.script.encode(), build.files[SETTINGS]
+        if answer.exit != 0 or same_build((script, settings), own):
+            return
+        context.note(
+            f"a build of another lock, or under other settings, runs (pid {job.pid}); stopping it: "
+            "what it has fetched stays in uv's cache"
+        )
+        proof = jobs.stop(job, grace_s=STOP_GRACE_S)
+        if not proof.stopped:
+            raise StepFailed(
+                f"the other build, job {job.name}/{job.id}, could not be stopped ({proof.how})",
+                where=f"{context.want.id} venv",
+                fix=f"reboot {context.want.host_name} if these are in D state",
+                evidence=proof.survivors,
+            )
 
     def _build(
         self,

@@ -15,6 +15,8 @@ from deployer.steps.venv_facts import OWN_UV, normal
 
 NO_INDEX = "none"
 UV_CACHE = "/opt/deployer/cache/uv"
+SETTINGS = "settings.sh"
+"""File of the job: caches, index, certificates."""
 STALL_S = 900.0
 """A big wheel may be compiled or unpacked for minutes without a byte of growth."""
 
@@ -121,6 +123,17 @@ def sm(capabilities: Sequence[str]) -> str:
     return "+".join(f"sm_{c.replace('.', '')}" for c in sorted(set(capabilities)))
 
 
+def same_build(one: tuple[bytes, bytes], other: tuple[bytes, bytes]) -> bool:
+    """Do two jobs, each as its script and SETTINGS, build the same from the same place? By which
+    uv does not matter: the first job may have been the one that brought it.
+    """
+    return _lines(one[0]) == _lines(other[0]) and one[1] == other[1]
+
+
+def _lines(script: bytes) -> list[bytes]:
+    return [line for line in script.splitlines() if not line.startswith(b"UV=")]
+
+
 def build_path(want: Deployment, capabilities: Sequence[str], linked: str) -> str:
     """Where to build: named by lock, Python and GPU; never the folder that is in use now."""
     engine = want.playbook.engine
@@ -185,7 +198,7 @@ def build_job(
     }
     agent = resources.files("deployer.agents").joinpath("venv_proof.py").read_bytes()
     files = {
-        "settings.sh": settings.encode(),
+        SETTINGS: settings.encode(),
         "lock.txt": want.lock_text.encode(),
         "proof.json": json.dumps(proof, indent=1).encode(),
         "venv_proof.py": agent,

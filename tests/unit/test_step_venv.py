@@ -6,6 +6,7 @@ import importlib.util
 import json
 import mmap
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -21,7 +22,8 @@ from deployer.errors import StepFailed
 from deployer.inventory import DeploymentEntry, Host
 from deployer.model import Facts, Plan, PlanState, ProbeOutput, RunJob, Where
 from deployer.playbook import Playbook
-from deployer.state import DeploymentState
+from deployer.remote.transport import Answer
+from deployer.state import DeploymentState, Launch, RolledBack
 from deployer.steps.base import Step
 from deployer.steps.venv import VenvStep, same_version, usable_uv
 from deployer.steps.venv_build import build_path, has_hashes, lock_hash, lock_pins, sm
@@ -64,6 +66,7 @@ GOOD = VenvFact(
     ensurepip=True,
     apt=True,
 )
+MISSING = replace(GOOD, kind="none")
 A6000 = ComputeFact({"0000:21:00.0": "8.6", "0000:41:00.0": "9.0"})
 
 
@@ -191,9 +194,58 @@ def test_the_builds_own_error_is_the_error() -> None:
     class Both(VenvStep, Failing):
         pass
 
-    context: Any = None
+    context: Any = SimpleNamespace(jobs=lambda where: SimpleNamespace(find=lambda name: None))
     with pytest.raises(StepFailed, match="import sglang: boom; the old one stays"):
         Both().apply(context, Facts(), plan())
+
+
+@pytest.mark.parametrize(
+    ("other", "ended"),
+    [
+        ({}, False),
+        ({"uv": ""}, False),
+        ({"index_url": "https://gone.example/simple"}, True),
+        ({"python": "3.12"}, True),
+        ({"lock": "other==1.0\n"}, True),
+        ({"find_links": ["/w"]}, True),
+        ({"ca_bundle": "/etc/ca.pem"}, True),
+    ],
+)
+def test_a_build_of_something_else_is_not_waited_for(other: dict[str, Any], ended: bool) -> None:
+    """A killed run has left it at work; a rollback, or a corrected index, wants another one."""
+    ours = job(plan(MISSING))
+    uv = other.pop("uv", None)
+    theirs = job(plan(MISSING, **other))
+    script = theirs.script if uv is None else re.sub(r"(?m)^UV=.*$", "UV=''", theirs.script)
+    assert (uv is None) or script != theirs.script
+    stopped: list[str] = []
+    proof = SimpleNamespace(stopped=True, how="TERM", survivors=())
+
+    def stop(one: Any, grace_s: float) -> Any:
+        stopped.append(one.id)
+        return proof
+
+    raw = script.encode() + b"\0" + theirs.files["settings.sh"]
+    identity = SimpleNamespace(name="venv-tiny", id="1", pid=7)
+    jobs = SimpleNamespace(
+        root="/jobs",
+        find=lambda name: SimpleNamespace(alive=True, identity=identity),
+        transport=SimpleNamespace(run=lambda script, args: Answer(0, raw, b"")),
+        stop=stop,
+    )
+    said: list[str] = []
+    context: Any = SimpleNamespace(jobs=lambda where: jobs, note=said.append, want=None)
+    VenvStep._end_other(context, ours)
+    assert (stopped == ["1"]) is ended and bool(said) is ended
+
+
+def test_builds_that_a_rollback_needs_stay() -> None:
+    own = DeploymentState(known_good="g")
+    own.rollback = RolledBack(to="t", mark="", left="l", wish="", commits=[], when=0.0)
+    own.launches = [Launch(id=name, variant="x", started=0.0, venv=f"/b/{name}") for name in "gtlx"]
+    facts = Facts({VenvFact: MISSING, ComputeFact: A6000})
+    made = job(VenvStep().plan(want(), facts, own))
+    assert json.loads(made.files["proof.json"])["needed"] == ["/b/g", "/b/t", "/b/l"]
 
 
 def test_no_index_means_only_the_local_wheels() -> None:
