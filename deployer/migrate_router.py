@@ -116,13 +116,23 @@ class RouterWay(Way):
         if direction == "forward":
             self._same_names(router, before, there)
         gets.note(PHASE, f"the router has {new} and finds it healthy")
-        if direction == "back" and self.record.routed_before:
+        if direction == "back" and self._stays():
             loses.note(PHASE, f"{old} was a worker before the migration and stays one")
             return None
         added = self.record.worker if direction == "back" else ""
         if router.take_out(old, OUT_S, tick, added):
             gets.note(PHASE, f"the router has let {old} go; its requests end by themselves")
         return None
+
+    def _stays(self) -> bool:
+        """Was the destination a worker before, with a server that is still as good as then?"""
+        record, side = self.record, self.destination
+        if not (record.routed_before and record.served_before):
+            return False
+        try:
+            return not trouble(side.want, side.gather())
+        except DeployError:
+            return False
 
     def _added(self, direction: Direction, worker_id: str) -> None:
         if direction == "forward":
@@ -166,8 +176,7 @@ class RouterWay(Way):
         there, gone = at(workers, new), at(workers, old)
         if there is None or not there.ready:
             return f"the router finds {new} {'unhealthy' if there else 'not in its list'}"
-        stays = direction == "back" and self.record.routed_before
-        if gone is not None and gone.ready and not stays:
+        if gone is not None and gone.ready and not (direction == "back" and self._stays()):
             return f"the router still sends requests to {old}"
         return ""
 

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 
 from deployer.deployment import Deployment
-from deployer.errors import DeployError, StepBlocked, StepFailed
+from deployer.errors import DeployError, StepBlocked, StepFailed, Unreachable
 from deployer.events import Bus, Note, Progress
 from deployer.inventory import Replica
 from deployer.model import Facts
@@ -81,7 +81,11 @@ class Membership:
     def leave(self) -> None:
         """Out of the router, as far as it is in. Raises StepBlocked, StepFailed, Unreachable."""
         url = self.want.worker_url
-        there = self.router.find(url)
+        try:
+            there = self.router.find(url)
+        except Unreachable as error:
+            error.fix += "; if it is gone for good, take `replica` out of the inventory"
+            raise
         if there is None:
             # Perhaps taken out by a run that was killed: a failure of this one must put it back.
             self.out = True

@@ -201,9 +201,9 @@ class Router:
         return True
 
     def _delete(self, worker_id: str) -> bool:
-        """False when there is no such worker."""
+        """False when there is no such worker, or no such id at this router."""
         said = self.door.ask("DELETE", f"/workers/{urllib.parse.quote(worker_id, '')}")
-        if said.status == 404:
+        if said.status in (400, 404):
             return False
         if said.status not in (200, 202, 204):
             raise self._odd(f"DELETE /workers/{worker_id}", said)

@@ -249,6 +249,42 @@ def next_effect(made: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     return made.effects.index(f"{SRC}:down")
 
 
+@pytest.mark.parametrize("end", ["bad", "abort"])
+def test_who_was_a_worker_before_stays_one_only_with_a_good_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: str
+) -> None:
+    made = mw.build(monkeypatch, tmp_path, RULES)
+    there = made.machines[DST]
+    there.done = set(made.machines[SRC].done)
+    there.serving = there.good = True
+    made.workers[url(DST)] = True
+    if end == "abort":
+        assert made.migrate().exit_code == 0
+        assert made.migrate(abort=True).exit_code == 0
+        assert made.workers == {url(SRC): True, url(DST): True}
+        return
+    sleep = made.sleep
+
+    def broken(seconds: float) -> None:
+        sleep(seconds)
+        made.settle_fails = True
+
+    monkeypatch.setattr(made, "sleep", broken)
+    assert made.migrate().exit_code == 5
+    assert made.workers == {url(SRC): True}, "a bad server gets no requests"
+
+
+def test_a_static_worker_does_not_stay_when_its_server_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It was listed before the migration, and dead."""
+    made = mw.build(monkeypatch, tmp_path, RULES)
+    made.workers[url(DST)] = False
+    assert made.migrate().exit_code == 0
+    assert made.migrate(abort=True).exit_code == 0
+    assert made.workers == {url(SRC): True} and not made.machines[DST].serving
+
+
 def test_a_router_that_does_not_answer_keeps_the_source(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

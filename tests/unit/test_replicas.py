@@ -147,6 +147,70 @@ def test_a_router_that_does_not_let_go_is_told(door: Fake, monkeypatch: pytest.M
         mine.before("stop", no_wait)
 
 
+def test_a_router_that_is_gone_stops_nothing_and_the_way_out_is_told() -> None:
+    class Dark(Fake):
+        def ask(self, method: str, path: str, body: Any = None) -> Any:
+            raise Unreachable("the router does not answer", fix="is it running")
+
+    for down in (False, True):
+        mine, _ = member(Dark("smg"), down=down)
+        with pytest.raises(Unreachable) as caught:
+            mine.before("stop", no_wait)
+        assert "take `replica` out of the inventory" in caught.value.fix and not mine.out
+
+
+def test_a_step_that_ends_the_server_suddenly_waits_for_its_requests(door: Fake) -> None:
+    """A router does not know whether a server is empty; the stop step asks it itself."""
+    mine, events = member(door)
+    waits: list[str] = []
+
+    def empty() -> str:
+        assert MINE not in served(door), "no new ones come"
+        waits.append("asked")
+        return "drained: no request runs or waits"
+
+    mine.before("container", empty)
+    mine.before("stop", no_wait)
+    assert waits == ["asked"]
+    assert [one.text for one in events if isinstance(one, Note)][-1].startswith("drained")
+
+
+def test_one_that_the_router_could_not_ask_gets_no_requests(door: Fake) -> None:
+    """Its key is another: all that is sent there would be refused."""
+    del door.rows[MINE]
+    for url in OTHERS:
+        door.rows[url]["model_id"] = "tiny"
+    mine, _ = member(door)
+    with pytest.raises(StepFailed, match="could not ask"):
+        mine.join()
+    assert sorted(served(door)) == sorted(OTHERS) and mine.out
+    named = door.row
+
+    def known(id_: str, url: str) -> dict[str, Any]:
+        return {**named(id_, url), "model_id": "tiny"}
+
+    gone(door)
+    door.row = known  # type: ignore[method-assign]
+    mine.join()
+    assert MINE in served(door) and not mine.out
+
+
+def test_keys_that_are_not_set_are_told_before_anything(door: Fake) -> None:
+    rules = RULES.model_copy(
+        update={"router": RULES.router.model_copy(update={"api_key_env": "ROUTER_KEY"})}
+    )
+    with pytest.raises(StepBlocked, match="ROUTER_KEY"):
+        Membership(want(), rules, cast(Transport, None), {}, Bus(lambda event: None))
+    mine, _ = member(door)
+    serve = mine.want.playbook.serve.model_copy(update={"api_key_env": "MODEL_KEY"})
+    book = mine.want.playbook.model_copy(update={"serve": serve})
+    mine.want = dataclasses.replace(mine.want, playbook=book)
+    del door.rows[MINE]
+    with pytest.raises(StepBlocked, match="MODEL_KEY"):
+        mine.join()
+    assert door.posted == []
+
+
 @pytest.mark.parametrize(("verdict", "back"), [("good", True), ("failed: quality", False)])
 def test_after_a_failure_only_a_proven_server_gets_requests(
     door: Fake, verdict: str, back: bool, monkeypatch: pytest.MonkeyPatch

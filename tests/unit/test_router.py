@@ -349,6 +349,19 @@ def test_an_addition_that_is_not_listed_is_taken_back_by_its_id() -> None:
     assert not one.remove(A)
 
 
+def test_an_id_of_another_kind_of_router_is_not_there() -> None:
+    """sglang-router 0.2 has URLs as ids; smg refuses them as no UUID."""
+
+    class Uuids(Fake):
+        def ask(self, method: str, path: str, body: Any = None) -> Reply:
+            if method == "DELETE":
+                return reply(400, b'{"error":"Invalid worker_id","code":"BAD_REQUEST"}')
+            return super().ask(method, path, body)
+
+    one, _ = router(Uuids("smg"))
+    assert not one.take_out(A, 5, quiet, A)
+
+
 def test_a_wait_ends_early_when_its_tick_says_so() -> None:
     def dead(what: str, spent: float, limit: float) -> None:
         raise StepFailed("the server is gone")
