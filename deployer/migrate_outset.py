@@ -37,6 +37,7 @@ from deployer.migrate_preflight import (
 from deployer.migrate_side import trouble
 from deployer.model import Facts, Plan
 from deployer.remote.lock_record import this_controller
+from deployer.state import Migration
 from deployer.steps.shards import pinned
 
 
@@ -139,31 +140,22 @@ class Outset:
         """Raises StepBlocked with every obstacle; shows the plan in a dry run."""
         pair, source, destination = self.pair, self.source, self.destination
         self.unreachable()
-        found = [*pair_obstacles(source.want, destination.want), *self.problems]
+        found = list(self.problems)
         self.take_pin()
         me, record = this_controller(), pair.record
         old, new = self.looks.get(source.want.id), self.looks.get(destination.want.id)
+        for side, facts in ((source, old), (destination, new)):
+            if facts is not None:
+                found += lock_obstacle(side.want.host_name, facts, me)
         if record.retire:
             found += retire_obstacles(source.want)
-        if old is not None:
-            found += lock_obstacle(source.want.host_name, old, me)
-            if not record.cut:
-                found += source_obstacles(source.want, old)
-            if self.finished and not pair.was_kept:
-                found += restarted(source.want, old)
-            elif record.retire:
-                found += retire_users(source.want, old)
-        if new is not None:
-            found += lock_obstacle(destination.want.host_name, new, me)
-            found += self.learnt()
-            plans, own = self.plans(new), record if resumed else None
-            found += destination_obstacles(destination.want, new, destination.own, plans, own)
+        if old is not None and self.finished and not pair.was_kept:
+            found += restarted(source.want, old)
+        elif old is not None and record.retire:
+            found += retire_users(source.want, old)
+        if not record.cut:
+            found += self.before_the_cut(old, new, record if resumed else None)
         found += one_machine(source.want, old, destination.want, new)
-        if old is not None and (line := older_wish(source.want, old, destination.own.manifest)):
-            source.note("preflight", line, "warning")
-        if old is not None and new is not None:
-            for line in differences(source.want, old, destination.want, new):
-                destination.note("preflight", line)
         found += self.way_obstacles(old, new)
         pair.result.obstacles = found
         if found:
@@ -172,6 +164,27 @@ class Outset:
                 error.add(f"the traffic is at {destination.want.id}; --abort moves it back")
             raise error
         pair.result.lines = self.lines(new)
+
+    def before_the_cut(
+        self, old: Facts | None, new: Facts | None, record: Migration | None
+    ) -> list[Obstacle]:
+        """What the phases up to the cut-over need; what differs is told. No step of `up` comes
+        after it.
+        """
+        source, destination = self.source, self.destination
+        found = pair_obstacles(source.want, destination.want)
+        if old is not None:
+            found += source_obstacles(source.want, old)
+        if new is not None:
+            found += self.learnt()
+            plans, own = self.plans(new), destination.own
+            found += destination_obstacles(destination.want, new, own, plans, record)
+        if old is not None and (line := older_wish(source.want, old, destination.own.manifest)):
+            source.note("preflight", line, "warning")
+        if old is not None and new is not None:
+            for line in differences(source.want, old, destination.want, new):
+                destination.note("preflight", line)
+        return found
 
     def unreachable(self) -> None:
         """A side that cannot be looked at is an obstacle, but not a source that is kept and has

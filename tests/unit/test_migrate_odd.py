@@ -376,6 +376,15 @@ def test_what_has_the_traffic_is_not_started_anew_for_an_edited_playbook(make: M
     assert_moved(world)
 
 
+def test_what_up_would_refuse_after_the_cutover_does_not_keep_it_open(make: Make) -> None:
+    world = make()
+    killed(world, f"router:remove {url(SRC)}")
+    world.blocked[DST, "venv"] = Plan.blocked("the lock is for another driver", "edit it")
+    world.edits[DST] = {"model": {"served_name": "other"}}
+    assert world.migrate().error is None
+    assert_moved(world)
+
+
 def test_an_edited_playbook_counts_before_the_cutover(make: Make) -> None:
     world = make()
     killed(world, f"{DST}:verify")
@@ -486,3 +495,35 @@ def test_one_that_was_taken_back_between_the_look_and_the_lock(make: Make) -> No
     before = len(world.effects)
     refused(world.migrate(confirm=confirm), 1, "in the meantime")
     assert len(world.effects) == before
+
+
+@pytest.mark.parametrize("host", [SRC, DST])
+@pytest.mark.parametrize("begun", ["done", "shards"])
+def test_an_abort_that_is_cut_off_after_every_effect(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, host: str, begun: str
+) -> None:
+    def start(name: str) -> World:
+        folder = tmp_path / name
+        folder.mkdir()
+        world = mw.build(monkeypatch, folder, ROUTER)
+        if begun == "done":
+            assert world.migrate().error is None
+        else:
+            killed(world, f"{DST}:{begun}")
+        return world
+
+    whole = start("whole")
+    first = len(whole.effects)
+    assert whole.migrate(abort=True).error is None
+    for number in range(first, len(whole.effects)):
+        world = start(str(number))
+        world.cut_at = (number, host)
+        result = world.migrate(abort=True)
+        assert result.error is None or result.exit_code == 3, (number, world.effects[first:])
+        # While it stays dark, again: nothing is lost by it.
+        assert world.migrate(abort=True).exit_code in (0, 3)
+        world.cut_at = None
+        world.dark.clear()
+        result = world.migrate(abort=True)
+        assert result.error is None, (number, world.effects[first:], result.error)
+        assert_back(world)
