@@ -16,7 +16,7 @@ from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, complete_target
 from deployer.cli.output import print_json
 from deployer.cli.plain import printable
-from deployer.errors import DeployError, Unreachable, UsageError
+from deployer.errors import DeployError, StepBlocked, Unreachable, UsageError
 from deployer.rollback import RollBack, made_of, then
 from deployer.rollback_choice import Place, choices, choose, part_of, unfit
 from deployer.rollback_sight import Choice, There, described, look, present_words, unable
@@ -90,6 +90,7 @@ def command(options: Options, word: str, launch: str, dry_run: bool) -> int:
         if chosen.launch is not None and not no_way:
             click.echo("nothing was changed: add --yes to go back", err=True)
         return 3 if problem else int(bool(no_way))
+    _no_migration(places)
     parts, wants = _parts(places, chosen.launch, kept)
     return run_up(
         options,
@@ -123,6 +124,21 @@ def _meant(
             fix=f"name one of them: {', '.join(o.id for o in found if o.host_name == host)}",
         )
     return found
+
+
+def _no_migration(places: Sequence[Place]) -> None:
+    """Raises StepBlocked: half-way through one, the way back is another."""
+    for now, own in places:
+        one = own.migration
+        if one is not None and not one.outcome:
+            pair = f"{one.source} {one.destination}"
+            raise StepBlocked(
+                f"a migration of it is under way: {one.source} to {one.destination}, phase "
+                f"{one.phase}",
+                where=f"{now.id} rollback",
+                fix=f"`deploy migrate {pair}` finishes it, `deploy migrate {pair} --abort` takes "
+                "it back",
+            )
 
 
 def _own(state: HostState, name: str) -> DeploymentState:

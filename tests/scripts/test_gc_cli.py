@@ -20,7 +20,14 @@ from deployer.kept import Kept
 from deployer.model import Facts, Where
 from deployer.recipe import recipe_of
 from deployer.remote.batch import gather
-from deployer.state import DeploymentState, HostState, Launch, Manifest, ManifestFile
+from deployer.state import (
+    DeploymentState,
+    HostState,
+    Launch,
+    Manifest,
+    ManifestFile,
+    Migration,
+)
 from deployer.state_file import StateFile
 from tests.local_transport import LocalTransport, shell_path
 
@@ -272,6 +279,21 @@ def test_rollback_says_what_there_is(box: Box) -> None:
     assert json.loads(box.deploy("--json", "--yes", "gc", "h").stdout)["freed"] is False
     acting = box.deploy("rollback", "h", "--yes")
     assert acting.return_value == 3 and "not looked at" in acting.output
+
+
+def test_no_rollback_in_the_middle_of_a_migration(box: Box) -> None:
+    old, new = passed(box)
+    own = DeploymentState(launches=[old, new], known_good=new.id)
+    own.migration = Migration(id="m", source="h/q", destination="x/q", phase="drain", cut=True)
+    box.save(own)
+    assert box.deploy("rollback", "h").return_value == 0
+    with pytest.raises(DeployError, match="under way: h/q to x/q, phase drain") as caught:
+        box.deploy("rollback", "h", "--yes")
+    assert "`deploy migrate h/q x/q --abort` takes it back" in caught.value.fix
+    own.migration.outcome = "aborted"
+    box.save(own)
+    box.dark = True
+    assert box.deploy("rollback", "h", "--yes").return_value == 3
 
 
 def test_a_named_launch_that_cannot_be_made_again(box: Box) -> None:
