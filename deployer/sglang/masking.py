@@ -1,8 +1,11 @@
-"""The server prints its arguments, API keys among them: they are masked before they are shown."""
+"""The server prints its arguments, API keys among them: they are masked before they are shown; so
+are those on the command line of a server that somebody else started.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 NAME = "api_key"
 """Ends `admin_api_key` too."""
@@ -30,6 +33,23 @@ class KeyMask:
         """What was kept back; a value without its end is masked up to there."""
         text, self._kept = self._kept, ""
         return _masked(text)
+
+
+_SECRET_FLAG = re.compile(r"--?[\w-]*(?:api[-_]?key|password|passwd|token|secret)\Z", re.IGNORECASE)
+
+
+def masked_words(words: Sequence[str]) -> list[str]:
+    """A command line without the values of flags that name a secret: `--api-key ***`."""
+    shown, hide = [], False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        secret = _SECRET_FLAG.match(flag) is not None
+        if hide and not word.startswith("--"):
+            shown.append("***")
+        else:
+            shown.append(f"{flag}=***" if secret and equals else word)
+        hide = secret and not equals
+    return shown
 
 
 def _masked(text: str) -> str:

@@ -16,6 +16,7 @@ from deployer.deployment import Deployment
 from deployer.errors import StepFailed
 from deployer.model import ProbeOutput
 from deployer.remote.transport import Transport
+from deployer.sglang.masking import masked_words
 from deployer.steps.server_facts import PortOwner, parse_server
 from deployer.steps.server_script import server_script_text
 from deployer.steps.shards_facts import find_python
@@ -186,9 +187,9 @@ KEPT = '[ ! -f "$1/kept/words" ] || cat "$1/kept/words"\n'
 
 
 def command_line(words: bytes) -> str:
-    """The answer of KEPT, quoted for a shell; '' for nothing. Pure."""
+    """The answer of KEPT, quoted for a shell, without a key's value; '' for nothing. Pure."""
     raw = words.decode("utf-8", "replace").removesuffix("\0")
-    return shlex.join(raw.split("\0"))[:SHOWN] if raw else ""
+    return shlex.join(masked_words(raw.split("\0")))[:SHOWN] if raw else ""
 
 
 def start_again(guest: Transport, want: Deployment) -> Again:

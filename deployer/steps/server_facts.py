@@ -10,6 +10,7 @@ from deployer.deployment import Deployment
 from deployer.model import Probe, ProbeOutput
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.compat import Problem, check
+from deployer.sglang.masking import masked_words
 from deployer.sglang.mtphead import has_head, headless
 from deployer.steps.server_script import server_script_text
 from deployer.steps.server_wanted import LaunchNote
@@ -201,7 +202,7 @@ def _owner(line: str) -> PortOwner | None:
     if len(fields) < 6 or not fields[0].isdigit():
         return None
     pid, start, session, ppid = (_number(one) for one in fields[:4])
-    command = fields[6].strip() if len(fields) > 6 else ""
+    command = " ".join(masked_words(fields[6].strip().split(" "))) if len(fields) > 6 else ""
     return PortOwner(pid, start, session, ppid, "" if fields[5] == "-" else fields[5], command)
 
 

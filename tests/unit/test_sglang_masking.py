@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deployer.sglang.masking import KeyMask
+from deployer.sglang.masking import KeyMask, masked_words
 
 LINE = (
     "[2026-11-30 07:00:00] server_args=ServerArgs(model_path='/srv/m', api_key='s3cr\\'et', "
@@ -47,3 +47,12 @@ def test_forms(text: str, shown: str) -> None:
 
 def test_an_unfinished_line_without_a_key_is_shown_at_once() -> None:
     assert KeyMask().feed("Loading shards:  12%\rLoading") == "Loading shards:  12%\rLoading"
+
+
+def test_a_command_line_keeps_its_flags_and_loses_their_secrets() -> None:
+    words = ["py", "--api-key", "sk-1", "--admin-api-key=sk-2", "--port", "1", "--hf_token", "t"]
+    shown = ["py", "--api-key", "***", "--admin-api-key=***", "--port", "1", "--hf_token", "***"]
+    assert masked_words(words) == shown
+    plain = ["--max-total-tokens", "4096", "--tokenizer-path", "/x", "--api-key", "--port", "2"]
+    assert masked_words(plain) == plain
+    assert masked_words(["--api-key"]) == ["--api-key"]
