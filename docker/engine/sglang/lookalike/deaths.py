@@ -169,6 +169,18 @@ DEATHS: dict[str, Death] = {
         DISTRIBUTED, "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/"
         "device.cc:83] ifa != nullptr. Unable to find address for: eth7",
     ),
+    "rank-address-unknown": Death(
+        DISTRIBUTED, "torch.distributed.DistNetworkError: The IPv6 network addresses of (kpro55, "
+        "20000) cannot be retrieved (gai error: -2 - Name or service not known).",
+    ),
+    "rank-address-loopback": Death(
+        DISTRIBUTED, "RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/"
+        "gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:33421: Connection refused",
+    ),
+    "ranks-no-route": Death(
+        DISTRIBUTED, "RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/"
+        "gloo/transport/tcp/pair.cc:799] connect [10.9.0.6]:33421: No route to host",
+    ),
     "distributed-timeout": Death(
         DISTRIBUTED, "torch.distributed.DistNetworkError: The client socket has timed out after "
         "600000ms while trying to connect to (127.0.0.1, 31001).",
