@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
+from deployer.as_running import as_running
 from deployer.deployment import Deployment
 from deployer.errors import Defect, DeployError, UsageError
 from deployer.events import Bus, Note, RunFinished, RunStarted
+from deployer.kept import Kept
 from deployer.locallock import LocalLock
 from deployer.migrate_back import Back
 from deployer.migrate_forward import Forward
@@ -23,6 +25,7 @@ from deployer.migrate_result import MigrateOptions, MigrateResult
 from deployer.migrate_side import Side
 from deployer.run_record import RunRecord, new_run_id
 from deployer.session import HostSession
+from deployer.state import DeploymentState
 from deployer.state_file import StateFile
 from deployer.steps.order import all_steps
 
@@ -50,7 +53,8 @@ def migrate(
         try:
             locks = [] if options.dry_run else _locks(stack, source, destination, options, run_id)
             sides = [
-                _side(stack, want, options, bus, run_id, locks) for want in (source, destination)
+                _side(stack, want, options, bus, run_id, locks, serves=want is source)
+                for want in (source, destination)
             ]
             _run(Pair(sides[0], sides[1], options, bus, run_id, result))
             code, text, fix = 0, result.done, ""
@@ -90,9 +94,16 @@ def _side(
     bus: Bus,
     run_id: str,
     locks: list[LocalLock],
+    *,
+    serves: bool,
 ) -> Side:
     host = want.host_name
     state_file = StateFile(options.deploy_dir / "state", host)
+    state = state_file.load()
+    own = state.deployments.setdefault(want.name, DeploymentState())
+    if serves or (own.migration is not None and own.migration.cut and not own.migration.outcome):
+        # What has the traffic is looked at as it was made; an edited playbook is for `up`.
+        want = as_running(want, own, Kept(options.deploy_dir / "kept"))
 
     def note(level: str, text: str) -> None:
         bus.emit(Note(host, "", "lock", level, text))
@@ -110,7 +121,7 @@ def _side(
         want,
         session,
         state_file,
-        state_file.load(),
+        state,
         bus,
         run_id,
         options.environ,

@@ -23,6 +23,7 @@ from deployer.model import Plan
 from deployer.recipe import recipe_of
 from deployer.state import HostState, Launch, Migration
 from deployer.state_file import StateFile
+from deployer.steps.server_wanted import fingerprint
 
 PATH = "/var/lib/deployer/migrations/qwen.json"
 
@@ -334,17 +335,45 @@ def test_an_abort_whose_source_cannot_serve_leaves_the_way_forward(make: Make) -
     assert_back(world)
 
 
+def launched(world: World) -> None:
+    """The records of what serves at the source."""
+    old = world.wanted(SRC)
+    key = Kept(world.folder / ".deploy" / "kept").add(recipe_of(old, mw.MANIFEST), old.lock_text)
+    file, known = state(world, SRC)
+    launch = Launch(
+        id="l-kpro6-0",
+        variant="mtp",
+        started=2.0,
+        verdict="good",
+        recipe=key,
+        argv=["python", "-m", "sglang.launch_server"],
+        fingerprint=fingerprint(old, mw.MANIFEST, "mtp"),
+    )
+    known.deployments["qwen"].launches.append(launch)
+    file.save(known)
+
+
+def test_the_source_is_looked_at_as_it_runs(make: Make) -> None:
+    world = make()
+    launched(world)
+    for host in (SRC, DST):
+        world.edits[host] = {"model": {"served_name": "other"}}
+    refused(world.migrate(), 2, "they serve different names, tiny and other")
+    for host in (SRC, DST):
+        world.edits[host] = {"serve": {"args": {"context-length": 1024}}}
+    assert world.migrate().error is None
+    assert "serve.args: context-length 32768 there, 1024 here" in told(world)
+
+
 def test_the_source_serves_as_before_though_its_playbook_was_edited(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make()
-    old = world.wanted(SRC)
-    key = Kept(world.folder / ".deploy" / "kept").add(recipe_of(old, mw.MANIFEST), old.lock_text)
-    file, known = state(world, SRC)
-    launch = Launch(id="l-kpro6-0", variant="mtp", started=2.0, verdict="good", recipe=key)
-    known.deployments["qwen"].launches.append(launch)
-    file.save(known)
+    launched(world)
     assert world.migrate().error is None
+    file, known = state(world, SRC)
+    known.deployments["qwen"].launches[-1].verdict = "stopped"
+    file.save(known)
     was = Back.as_before
     seen: list[Any] = []
     monkeypatch.setattr(Back, "as_before", lambda back: seen.append(was(back)) or seen[-1])
