@@ -1,6 +1,6 @@
 """Speaks with a running `smg` or `sglang-router` by its HTTP API: workers in, workers out.
 
-Seen with sglang-router 0.2.4 to 0.3.2 and smg 1.1.0 to 1.13.0, on a CPU:
+Seen with sglang-router 0.2.0 to 0.3.2 and smg 1.1.0 to 1.13.0, on a CPU:
 - POST /workers answers 202 with the worker's id before the worker has been probed. A probe that
   fails may end the addition for good after seconds (0.2, 0.3, smg 1.1) or be repeated for minutes.
   A URL that is there already gets 202, from smg 1.8 on 409.
@@ -219,6 +219,8 @@ class Router:
         if said.status in GATEWAY:
             return Unreachable(f"{what}: status {said.status}", where=self.where, fix=REACH)
         fix = "is this an smg or sglang-router, and the API key right (router.api_key_env)?"
+        if said.status == 404:
+            fix = "is this an smg or sglang-router? Before 0.2 that has no such API: use a hook"
         evidence = tuple(line[:300] for line in said.text.splitlines()[:5])
         return StepFailed(
             f"{what}: status {said.status}", where=self.where, fix=fix, evidence=evidence

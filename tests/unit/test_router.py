@@ -329,6 +329,17 @@ def test_a_proxy_whose_router_is_down_is_no_other_thing() -> None:
         one.workers()
 
 
+def test_a_router_of_before_the_worker_api_is_told() -> None:
+    class Old:
+        def ask(self, method: str, path: str, body: Any = None) -> Reply:
+            return reply(404, b"")
+
+    one, _ = router(Old())
+    with pytest.raises(StepFailed, match="GET /workers: status 404") as caught:
+        one.workers()
+    assert "Before 0.2" in caught.value.fix
+
+
 def test_a_router_that_puts_it_back_is_told() -> None:
     class Discovery(Fake):
         def leave(self, url: str, row: dict[str, Any]) -> None:
