@@ -122,6 +122,9 @@ class RouterWay(Way):
         added = self.record.worker if direction == "back" else ""
         if router.take_out(old, OUT_S, tick, added):
             gets.note(PHASE, f"the router has let {old} go; its requests end by themselves")
+        if direction == "forward":
+            text = "a router keeps its workers in memory: what starts it is to name"
+            gets.note(PHASE, f"{text} {new} from now on, and no longer {old}")
         return None
 
     def _stays(self) -> bool:

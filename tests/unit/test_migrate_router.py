@@ -71,12 +71,13 @@ def test_there_and_back_and_back_while_it_drains(make: Callable[..., Made]) -> N
         assert rows(way) == []
         way.move("forward")
         assert way.problem("forward") == "" and not way.lost("forward")
+        assert destination.told[-1].endswith(f"name {NEW} from now on, and no longer {OLD}")
         # Its long requests run for a while: it drains, and cannot be added before that is over.
         fake.drains_for = 30
         way.move("back")
         assert way.problem("back") == ""
         assert [url for url, row in fake.rows.items() if row["is_healthy"]] == [OLD]
-        assert "its requests end by themselves" in destination.told[-1] + source.told[-1]
+        assert source.told[-1] == f"the router has let {NEW} go; its requests end by themselves"
 
 
 def test_another_spelling_at_the_router_is_the_same_worker(make: Callable[..., Made]) -> None:
