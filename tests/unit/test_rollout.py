@@ -12,7 +12,18 @@ import pytest
 from deployer import rollout
 from deployer.cancel import Cancel
 from deployer.deployment import Deployment
-from deployer.errors import GateFailed, Interrupted, NotStarted, StepBlocked, Unreachable
+from deployer.errors import (
+    CommandOverdue,
+    ConnectionLost,
+    DeployError,
+    GateFailed,
+    Interrupted,
+    LockHeld,
+    NotStarted,
+    StepBlocked,
+    StepFailed,
+    Unreachable,
+)
 from deployer.fleet import Slots
 from deployer.rollout import Rollout
 
@@ -98,12 +109,25 @@ def test_the_others_wait_for_the_canary_and_act_when_it_has_passed() -> None:
     assert [one.ended() for one in others] == [None, None]
 
 
-def test_nobody_starts_after_a_canary_that_failed() -> None:
+@pytest.mark.parametrize(
+    "why",
+    [
+        GateFailed("repeats itself"),
+        StepFailed("no"),
+        ConnectionLost("gone in the middle"),
+        LockHeld("taken away"),
+        CommandOverdue("late"),
+        None,
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_nobody_starts_after_a_canary_that_failed(why: DeployError | None) -> None:
+    """However it ended, once it has begun to change something."""
     policy = Rollout([A, B, C])
     policy.admit(A, pytest.fail)
     other = Asking(policy, B)
     assert other.waits
-    policy.ended("a/m", GateFailed("repeats itself"), acted=True)
+    policy.ended("a/m", why, acted=True)
     error = other.ended()
     assert isinstance(error, NotStarted)
     assert error.what == "not started: the canary a/m failed"
