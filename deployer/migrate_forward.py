@@ -51,7 +51,10 @@ class Forward:
         if not record.cut:
             # Since an earlier run it may serve another launch, and the inventory name another way.
             self.remember_source(seen[source.want.id])
+            routed = record.routed_before
             pair.way().remember()
+            # An earlier run may have taken it out until it has passed.
+            record.routed_before = record.routed_before or routed
         found = strangers(facts)
         keeps = bool(found) and not record.cut and not record.adopted
         if keeps:
@@ -61,12 +64,14 @@ class Forward:
             # After the journal: --abort takes away what is written down there.
             pair.record.adopted = migrate_adopted.keep(destination, facts)
 
-    def remember_source(self, facts: Facts) -> None:
-        """What serves there: `--abort` may have to start it again."""
+    def remember_source(self, facts: Facts) -> bool:
+        """What serves there: `--abort` may have to start it again. Is it another than before?"""
         record, server = self.pair.record, facts.get(ServerFact)
         job = server.job if server is not None else None
-        if job is not None and job.alive:
-            record.source_variant, record.source_launch = job.launch.variant, job.identity.id
+        if job is None or not job.alive or record.source_launch == job.identity.id:
+            return False
+        record.source_variant, record.source_launch = job.launch.variant, job.identity.id
+        return True
 
     def go(self) -> None:
         """The phases, from the journal's on; the ones before the cut-over look again anyway."""
@@ -248,7 +253,8 @@ class Forward:
         if why := self.seen():
             self.fall_back(why)
         facts = side.gather()
-        self.remember_source(facts)
+        if self.remember_source(facts):
+            self.pair.save()
         if is_stopped(side.want, facts):
             side.note("stop", f"container {side.want.vmid} is stopped: nothing of it runs")
             return
@@ -257,7 +263,6 @@ class Forward:
         self.moved_again(way)
         if why := self.problem(way):
             self.fall_back(why)
-        self.pair.save()
         self.pair.drain_and_stop(side, "forward")
 
     def retire(self) -> None:

@@ -464,6 +464,20 @@ def test_a_router_that_came_into_the_inventory_later_is_remembered_as_it_was(mak
     assert record is not None and record.routed_before
 
 
+def test_a_worker_that_was_taken_out_until_it_has_passed_is_remembered(make: Make) -> None:
+    world = make()
+    killed(world, f"{DST}:launch")
+    file, known = state(world, DST)
+    record = known.deployments["qwen"].migration
+    assert record is not None
+    record.routed_before = True
+    record.seq += 1
+    file.save(known)
+    assert world.migrate().error is None
+    done = world.migration(DST)
+    assert done is not None and done.routed_before
+
+
 # ---- the copies of the journal
 
 
