@@ -16,6 +16,7 @@ from deployer.migrate_gap import Gap, Meter
 from deployer.migrate_side import Side
 from deployer.migrate_way import BACK_S, PHASE, Direction, Way, answered_at, unmeasured
 from deployer.model import Facts
+from deployer.names import plain_host
 from deployer.pct_net import host_part, net_options
 from deployer.remote.transport import Transport
 from deployer.shell import words
@@ -80,7 +81,7 @@ class AddressWay(Way):
             if side.want.vmid is None:
                 found.append((f"{side.want.id} runs in no container", "use cutover.hook"))
                 continue
-            if host_part(self.rule.ip) in logins(side.want):
+            if plain_host(host_part(self.rule.ip)) in logins(side.want):
                 what = f"{host_part(self.rule.ip)} is how SSH reaches {side.want.id}"
                 found.append((what, "give the model an address of its own, or use cutover.hook"))
             seen = facts.get(ContainerFacts) if facts is not None else None
@@ -196,7 +197,7 @@ class AddressWay(Way):
 def logins(want: Deployment) -> set[str]:
     """The addresses by which SSH reaches the host and the container."""
     guest = want.container.ssh if want.container is not None else None
-    return {ssh.address for ssh in (want.host.ssh, guest) if ssh is not None}
+    return {plain_host(ssh.address) for ssh in (want.host.ssh, guest) if ssh is not None}
 
 
 def drop_words(vmid: int, rule: AddressCutover) -> Sequence[str]:

@@ -125,6 +125,9 @@ class RouterWay(Way):
         if direction == "forward":
             text = "a router keeps its workers in memory: what starts it is to name"
             gets.note(PHASE, f"{text} {new} from now on, and no longer {old}")
+        if direction == "forward" and loses.want.peers:
+            text = f"take `replica` out of the entry of {loses.want.id}: `up` of the other replicas"
+            gets.note(PHASE, f"{text} waits for it as long as it is one")
         return None
 
     def _stays(self) -> bool:

@@ -221,3 +221,19 @@ def test_the_address_of_ssh_is_not_moved() -> None:
     source.want = dataclasses.replace(source.want, host=host)
     [(what, fix)] = way.obstacles(source.gather(), destination.gather())
     assert what == "192.0.2.50 is how SSH reaches kpro6/qwen" and "an address of its own" in fix
+
+
+def test_an_ipv6_address_moves_too_however_it_is_written_for_ssh() -> None:
+    six = OLD.replace("ip=192.0.2.50/24", "ip6=2001:db8::50/64,gw6=fe80::1")
+    way, source, destination = address_way(six, NEW, ip="2001:db8::50/64")
+    assert way.obstacles(source.gather(), destination.gather()) == []
+    way.move("forward")
+    assert "ip6=2001:db8::50/64,gw6=fe80::1,tag=7" in destination.conf["text"]
+    assert "net1" not in source.conf["text"] and way.problem("forward") == ""
+    way.move("back")
+    assert "ip6=2001:db8::50/64" in source.conf["text"] and "net1" not in destination.conf["text"]
+    ssh = WANT.host.ssh.model_copy(update={"address": "2001:DB8:0::50"})
+    host = source.want.host.model_copy(update={"ssh": ssh})
+    source.want = dataclasses.replace(source.want, host=host)
+    [(what, _)] = way.obstacles(source.gather(), destination.gather())
+    assert "is how SSH reaches kpro6/qwen" in what

@@ -15,6 +15,7 @@ from migrateworld import DST, SRC, World, url
 from test_router import Clock, Fake
 
 from deployer import migrate_router
+from deployer.deployment import Peer
 from deployer.errors import StepFailed, Unreachable
 from deployer.events import Note
 from deployer.inventory import Cutover
@@ -78,6 +79,15 @@ def test_there_and_back_and_back_while_it_drains(make: Callable[..., Made]) -> N
         assert way.problem("back") == ""
         assert [url for url, row in fake.rows.items() if row["is_healthy"]] == [OLD]
         assert source.told[-1] == f"the router has let {NEW} go; its requests end by themselves"
+
+
+def test_who_has_other_replicas_is_told_that_it_is_none_any_more(
+    make: Callable[..., Made],
+) -> None:
+    way, (source, destination), _ = make()
+    source.want = dataclasses.replace(source.want, peers=(Peer("kpro7/qwen", "http://x"),))
+    way.move("forward")
+    assert destination.told[-1].startswith("take `replica` out of the entry of kpro6/qwen")
 
 
 def test_another_spelling_at_the_router_is_the_same_worker(make: Callable[..., Made]) -> None:
