@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import click
 
 from deployer.cli.plain import printable
-from deployer.errors import CommandOverdue, DeployError
+from deployer.errors import AGAIN, CommandOverdue, DeployError, UsageError
 
 EVIDENCE_LINES = 12
 
@@ -18,9 +18,17 @@ def error_lines(error: DeployError) -> list[str]:
     head = f"{error.where}: {error.what}" if error.where else error.what
     lines = [f"deploy: {head}"]
     lines += [f"  | {line}" for line in error.evidence[-EVIDENCE_LINES:]]
-    if error.fix:
-        lines.append(f"  -> {error.fix}")
+    lines.append(f"  -> {error.fix or _way(error)}")
     return [printable(line) for line in lines]
+
+
+def _way(error: DeployError) -> str:
+    """What to do about an error that does not know itself."""
+    if error.exit_code == UsageError.exit_code:
+        return "correct it, then run the same command again"
+    if error.evidence:
+        return "correct what the lines above say, then run the same command again"
+    return AGAIN
 
 
 def print_error(error: DeployError) -> None:
@@ -57,7 +65,7 @@ def error_dict(error: DeployError) -> dict[str, object]:
         "kind": type(error).__name__,
         "what": error.what,
         "where": error.where,
-        "fix": error.fix,
+        "fix": error.fix or _way(error),
         "evidence": list(error.evidence),
         "exit_code": error.exit_code,
     }

@@ -65,6 +65,7 @@ def authenticate(transport: paramiko.Transport, endpoint: Endpoint) -> None:
                 raise errors.ConnectionLost(
                     f"{endpoint.place} ended the connection during the login: {error}",
                     where=endpoint.name,
+                    fix="look at sshd's log there (a full disk, PAM), then run again",
                 ) from error
             if not still_wanted:
                 return

@@ -84,7 +84,9 @@ def login(
                 return _once(endpoint, limit, known, opener, still)
         except TimeoutError as error:
             raise errors.Unreachable(
-                f"{error} after {limit.timeout_s:g} s", where=endpoint.name
+                f"{error} after {limit.timeout_s:g} s",
+                where=endpoint.name,
+                fix="find out why logins to it take so long, or raise `ssh.connect_timeout_s`",
             ) from error
 
     return _with_retry(attempt, peer)
@@ -194,7 +196,11 @@ def _dial_error(error: OSError, peer: Peer) -> errors.Unreachable:
             fix="start sshd there, or correct `ssh.port` in the inventory",
         )
     if error.errno in (errno.ECONNRESET, errno.ECONNABORTED):
-        return DroppedEarly(f"{peer.place} reset the connection", where=peer.name)
+        return DroppedEarly(
+            f"{peer.place} reset the connection",
+            where=peer.name,
+            fix="look at sshd's log there, and at firewalls in between",
+        )
     if isinstance(error, TimeoutError):
         return errors.Unreachable(
             f"no answer from {peer.place} within {peer.timeout_s:g} s",

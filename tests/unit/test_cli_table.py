@@ -9,10 +9,19 @@ from rich.console import Console
 
 from deployer import events as ev
 from deployer.cli.plain import PlainRenderer
+from deployer.cli.report import error_dict
 from deployer.cli.summary import summary_lines
 from deployer.cli.table import Board, TableRenderer
 from deployer.engine import Outcome
-from deployer.errors import DeployError, GateFailed, Interrupted, NotStarted, Unreachable
+from deployer.errors import (
+    DeployError,
+    DocumentError,
+    GateFailed,
+    Interrupted,
+    NotStarted,
+    StepFailed,
+    Unreachable,
+)
 from deployer.model import Change, Plan, Procedure, Where
 from deployer.up_result import DeploymentResult
 
@@ -163,3 +172,21 @@ def test_the_summary_of_a_plan(plan: Plan, said: str) -> None:
         (said, False),
         ("1 of 1 deployments looked at; nothing was changed", False),
     ]
+
+
+@pytest.mark.parametrize(
+    ("error", "way"),
+    [
+        (StepFailed("no", where="h01"), "run the same command again"),
+        (
+            StepFailed("no", where="h01", evidence=("E: broken",)),
+            "correct what the lines above say",
+        ),
+        (DocumentError("no", where="h01"), "correct it, then run the same command again"),
+    ],
+)
+def test_every_failure_has_a_line_that_says_what_to_do(error: DeployError, way: str) -> None:
+    lines = [line for line, _ in summary_lines([result("h01/m", error)], False)]
+    assert lines[0] == "deploy: h01: no"
+    assert lines[-2].startswith(f"  -> {way}")
+    assert error_dict(error)["fix"] == lines[-2].removeprefix("  -> ")
