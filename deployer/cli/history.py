@@ -10,8 +10,10 @@ from deployer.catalog import Catalog
 from deployer.cli.figures import short_figures
 from deployer.cli.options import Options, common, targets
 from deployer.cli.output import print_json
-from deployer.errors import DocumentError
-from deployer.state import DeploymentState, Launch, ValidatedSet
+from deployer.cli.report import error_dict, print_error
+from deployer.errors import DocumentError, StateUnreadable
+from deployer.fleet import exit_code
+from deployer.state import DeploymentState, HostState, Launch, ValidatedSet
 from deployer.state_file import StateFile
 from deployer.steps.rolled_back import back_document, back_words, record_document, record_words
 from deployer.steps.server_wanted import degraded
@@ -30,11 +32,19 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
     options.no_events("history")
     named = _named(options, words, all_)
     folder = UpOptions(base=options.inventory).deploy_dir / "state"
-    states = {host: StateFile(folder, host).load() for host in {host for host, _ in named}}
+    states: dict[str, HostState] = {}
+    errors: dict[str, StateUnreadable] = {}
+    for host in dict.fromkeys(host for host, _ in named):
+        try:
+            states[host] = StateFile(folder, host).load()
+        except StateUnreadable as error:
+            errors[host] = error
     owned = {
         f"{host}/{name}": states[host].deployments.get(name, DeploymentState())
         for host, name in named
+        if host in states
     }
+    code = exit_code(list(errors.values()))
     if options.as_json:
         print_json(
             {
@@ -49,8 +59,13 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
                 }
                 for name, own in owned.items()
             }
+            | {
+                f"{host}/{name}": {"error": error_dict(errors[host])}
+                for host, name in named
+                if host in errors
+            }
         )
-        return 0
+        return code
     for name, own in owned.items():
         count = len(own.launches)
         click.echo(f"{name}: {count} launch{'es' if count != 1 else ''}")
@@ -62,7 +77,9 @@ def command(options: Options, words: tuple[str, ...], all_: bool) -> int:
             click.echo(_validated(proven))
         if own.rollback is not None:
             click.echo(f"  rollback {record_words(own.rollback, name)}")
-    return 0
+    for unread in errors.values():
+        print_error(unread)
+    return code
 
 
 def _named(options: Options, words: tuple[str, ...], all_: bool) -> list[tuple[str, str]]:

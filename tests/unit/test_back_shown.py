@@ -122,3 +122,12 @@ def test_history_shows_every_one(tmp_path: Path) -> None:
         *(None, None, False, True)
     ]
     assert told["rollback"]["outcome"] == "failed" and told["rollback"]["by"] == "ann@desk"
+    (tmp_path / ".deploy" / "state" / "kpro6.json").write_text("{")
+    argv = ["-i", str(tmp_path / "inventory"), "history", "--all"]
+    done = CliRunner().invoke(group, argv, standalone_mode=False)
+    assert done.return_value == 2 and "rolled back to launch a" in done.stdout
+    assert "kpro6.json" in done.stderr and "\n  -> " in done.stderr
+    done = CliRunner().invoke(group, [*argv, "--json"], standalone_mode=False)
+    told = json.loads(done.stdout)
+    assert done.return_value == 2 and len(told["kpro5/qwen"]["launches"]) == 4
+    assert told["kpro6/qwen"]["error"]["kind"] == "StateUnreadable"
