@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 from deployer.as_running import as_running
 from deployer.deployment import Deployment
-from deployer.errors import Defect, DeployError, UsageError
+from deployer.errors import Defect, DeployError, StateUnreadable, UsageError
 from deployer.events import Bus, Note, RunFinished, RunStarted
 from deployer.kept import Kept
 from deployer.locallock import LocalLock
@@ -52,6 +52,7 @@ def migrate(
         bus.emit(RunStarted(destination.host_name, destination.id, run_id, f"migrate {name}"))
         try:
             locks = [] if options.dry_run else _locks(stack, source, destination, options, run_id)
+            _readable(options, source, destination)
             sides = [
                 _side(stack, want, options, bus, run_id, locks, serves=want is source)
                 for want in (source, destination)
@@ -85,6 +86,19 @@ def _locks(
         lock = LocalLock(options.deploy_dir, host, run_id=run_id, command=command)
         locks.append(stack.enter_context(lock))
     return locks
+
+
+def _readable(options: MigrateOptions, *wants: Deployment) -> None:
+    """Raises StateUnreadable; of two that are, the other one is its evidence."""
+    errors: list[StateUnreadable] = []
+    for want in wants:
+        try:
+            StateFile(options.deploy_dir / "state", want.host_name).load()
+        except StateUnreadable as error:
+            errors.append(error)
+    if errors:
+        errors[0].evidence += tuple(f"{other} -> {other.fix}" for other in errors[1:])
+        raise errors[0]
 
 
 def _side(

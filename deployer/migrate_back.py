@@ -10,6 +10,7 @@ from deployer.deployment import Deployment
 from deployer.errors import DeployError, GateFailed, StepBlocked, StepFailed, Unreachable
 from deployer.kept import Kept
 from deployer.migrate_pair import Pair
+from deployer.migrate_preflight import Obstacle
 from deployer.migrate_side import is_stopped, trouble
 from deployer.migrate_weights import Lending
 from deployer.model import Facts, PlanState
@@ -47,7 +48,7 @@ class Back:
             with pair.told("back"):
                 self.source_serves(facts)
                 self.begin()
-                pair.moved("back")
+                self.traffic()
         else:
             self.begin()
         if self.destination.want.id not in self.before:
@@ -92,6 +93,15 @@ class Back:
             # What the destination has to say can wait: it may be dark.
             pair.absent.add(self.destination.want.id)
         pair.save()
+
+    def traffic(self) -> None:
+        """Moves back; an address not from a host that cannot be asked whether it has it."""
+        try:
+            self.pair.moved("back")
+        except Unreachable as error:
+            error.add(f"{self.source.want.id} serves, and the traffic is not moved back yet")
+            error.fix = _and(error.fix, "run --abort again when it can be reached")
+            raise
 
     def undo_destination(self) -> None:
         """Raises Unreachable when it is dark: then the source is done with."""
@@ -200,7 +210,7 @@ class Back:
         side = self.source
         plans = {step.name: step.plan(want, facts, side.own) for step in side.steps}
         found = [
-            f"{want.id} {name}: {plan.reason}" + (f" -> {plan.fix}" if plan.fix else "")
+            Obstacle(f"{want.id} {name}", plan.reason, plan.fix).line()
             for name, plan in plans.items()
             if plan.state is PlanState.BLOCKED
         ]

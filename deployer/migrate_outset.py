@@ -29,9 +29,6 @@ from deployer.migrate_preflight import (
     one_machine,
     pair_obstacles,
     refused,
-    restarted,
-    retire_obstacles,
-    retire_users,
     source_obstacles,
 )
 from deployer.migrate_side import trouble
@@ -148,11 +145,11 @@ class Outset:
             if facts is not None:
                 found += lock_obstacle(side.want.host_name, facts, me)
         if record.retire:
-            found += retire_obstacles(source.want)
+            found += migrate_retire.retire_obstacles(source.want)
         if old is not None and self.finished and not pair.was_kept:
-            found += restarted(source.want, old)
+            found += migrate_retire.restarted(source.want, old)
         elif old is not None and record.retire:
-            found += retire_users(source.want, old)
+            found += migrate_retire.retire_users(source.want, old)
         if not record.cut:
             found += self.before_the_cut(old, new, record if resumed else None)
         found += one_machine(source.want, old, destination.want, new)

@@ -5,7 +5,6 @@ The steps' own plans are the checks: what `up` would refuse on the destination i
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,8 +18,6 @@ from deployer.remote.lock_record import Controller, is_stale
 from deployer.state import DeploymentState, Manifest, Migration
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.driver_facts import HostDriver
-from deployer.steps.gpus_facts import GpuFacts
-from deployer.steps.gpus_refuse import refuse_held
 from deployer.steps.launch_fit import outlook
 from deployer.steps.launch_ladder import Fall
 from deployer.steps.server_facts import ServerFact
@@ -98,62 +95,6 @@ def source_obstacles(want: Deployment, facts: Facts) -> list[Obstacle]:
         return []
     fix = f"`deploy verify {want.id}` where it serves, else `deploy up {want.id}`"
     return [Obstacle(want.id, f"it does not serve as proven: {why}", fix)]
-
-
-def restarted(want: Deployment, facts: Facts) -> list[Obstacle]:
-    """What somebody has started since on a source that the migration had stopped."""
-    server, gpus = facts.get(ServerFact), facts.get(GpuFacts)
-    job = server.job if server is not None else None
-    if job is not None and job.alive:
-        what = f"somebody has started it since the migration, and {trouble(want, facts)}"
-        fix = (
-            f"`deploy up {want.id}` proves it (then it moves anew), `deploy down {want.id}` stops "
-            "it; then run the same command again"
-        )
-        return [Obstacle(want.id, what, fix)]
-    found = []
-    if gpus is None:
-        return []
-    for one in gpus.functions:
-        users = [user for user in gpus.held_by(one.address) if not user.is_persistenced]
-        if refusal := refuse_held(one, users):
-            found.append(Obstacle(want.id, f"since the migration {refusal.reason}", refusal.fix))
-    return found
-
-
-def retire_obstacles(want: Deployment) -> list[Obstacle]:
-    """Other deployments of the host that `--retire` would take along."""
-    found = []
-    for name, entry in sorted(want.host.deployments.items()):
-        if name == want.name:
-            continue
-        other = dataclasses.replace(want, name=name, entry=entry)
-        shared = [address for address in other.gpus if address in want.gpus]
-        if entry.container == want.vmid and want.vmid is not None:
-            what = f"--retire would stop container {want.vmid}, in which {other.id} is too"
-        elif shared:
-            what = f"--retire would take GPU {', '.join(shared)}, which {other.id} has too"
-        else:
-            continue
-        found.append(Obstacle(want.id, what, "leave --retire out"))
-    return found
-
-
-def retire_users(want: Deployment, facts: Facts) -> list[Obstacle]:
-    """Who has the GPUs open and does not end with the container: `--retire` could not take them."""
-    gpus = facts.get(GpuFacts)
-    if gpus is None or want.vmid is None:
-        return []
-    found, allowed = [], want.playbook.gpus.persistenced == "allowed"
-    for one in gpus.functions:
-        users = [
-            user
-            for user in gpus.held_by(one.address)
-            if user.container != want.vmid and not (user.is_persistenced and allowed)
-        ]
-        if refusal := refuse_held(one, users):
-            found.append(Obstacle(want.id, f"for --retire: {refusal.reason}", refusal.fix))
-    return found
 
 
 def lock_obstacle(where: str, facts: Facts, me: Controller) -> list[Obstacle]:

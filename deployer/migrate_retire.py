@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
+from deployer.deployment import Deployment
 from deployer.errors import StepBlocked
-from deployer.migrate_side import Side
+from deployer.migrate_preflight import Obstacle
+from deployer.migrate_side import Side, trouble
 from deployer.model import Change, Facts, Plan, PlanState, Shell, Where
 from deployer.shell import assignments
 from deployer.steps.apply import run_changes
 from deployer.steps.container_facts import ContainerFacts
+from deployer.steps.gpus_facts import GpuFacts
+from deployer.steps.gpus_refuse import refuse_held
 from deployer.steps.gpus_retire import apply_retire, retire_plan
+from deployer.steps.server_facts import ServerFact
 
 SHUTDOWN_S = 60
 _STOP = r"""
@@ -24,6 +30,62 @@ until stopped; do
   sleep 1
 done
 """
+
+
+def restarted(want: Deployment, facts: Facts) -> list[Obstacle]:
+    """What somebody has started since on a source that the migration had stopped."""
+    server, gpus = facts.get(ServerFact), facts.get(GpuFacts)
+    job = server.job if server is not None else None
+    if job is not None and job.alive:
+        what = f"somebody has started it since the migration, and {trouble(want, facts)}"
+        fix = (
+            f"`deploy up {want.id}` proves it (then it moves anew), `deploy down {want.id}` stops "
+            "it; then run the same command again"
+        )
+        return [Obstacle(want.id, what, fix)]
+    found = []
+    if gpus is None:
+        return []
+    for one in gpus.functions:
+        users = [user for user in gpus.held_by(one.address) if not user.is_persistenced]
+        if refusal := refuse_held(one, users):
+            found.append(Obstacle(want.id, f"since the migration {refusal.reason}", refusal.fix))
+    return found
+
+
+def retire_obstacles(want: Deployment) -> list[Obstacle]:
+    """Other deployments of the host that `--retire` would take along."""
+    found = []
+    for name, entry in sorted(want.host.deployments.items()):
+        if name == want.name:
+            continue
+        other = dataclasses.replace(want, name=name, entry=entry)
+        shared = [address for address in other.gpus if address in want.gpus]
+        if entry.container == want.vmid and want.vmid is not None:
+            what = f"--retire would stop container {want.vmid}, in which {other.id} is too"
+        elif shared:
+            what = f"--retire would take GPU {', '.join(shared)}, which {other.id} has too"
+        else:
+            continue
+        found.append(Obstacle(want.id, what, "leave --retire out"))
+    return found
+
+
+def retire_users(want: Deployment, facts: Facts) -> list[Obstacle]:
+    """Who has the GPUs open and does not end with the container: `--retire` could not take them."""
+    gpus = facts.get(GpuFacts)
+    if gpus is None or want.vmid is None:
+        return []
+    found, allowed = [], want.playbook.gpus.persistenced == "allowed"
+    for one in gpus.functions:
+        users = [
+            user
+            for user in gpus.held_by(one.address)
+            if user.container != want.vmid and not (user.is_persistenced and allowed)
+        ]
+        if refusal := refuse_held(one, users):
+            found.append(Obstacle(want.id, f"for --retire: {refusal.reason}", refusal.fix))
+    return found
 
 
 def stop_container(vmid: int) -> Change:

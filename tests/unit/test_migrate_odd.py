@@ -570,3 +570,14 @@ def test_an_abort_that_is_cut_off_after_every_effect(
         result = world.migrate(abort=True)
         assert result.error is None, (number, world.effects[first:], result.error)
         assert_back(world)
+
+
+def test_both_state_files_that_cannot_be_read_are_told_at_once(make: Make) -> None:
+    world = make()
+    for host in (SRC, DST):
+        path = state(world, host)[0].path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{")
+    for words in ({}, {"abort": True}, {"dry_run": True}):
+        refused(world.migrate(**words), 2, "kpro6.json", "kpro5.json", "doctor kpro5")
+    assert not world.effects

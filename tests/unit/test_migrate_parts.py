@@ -42,12 +42,10 @@ from deployer.migrate_preflight import (
     one_machine,
     pair_obstacles,
     refused,
-    restarted,
-    retire_obstacles,
-    retire_users,
     serve_differences,
     source_obstacles,
 )
+from deployer.migrate_retire import restarted, retire_obstacles, retire_users
 from deployer.migrate_side import trouble, with_drain
 from deployer.migrate_way import cutover_of
 from deployer.migrate_weights import (
