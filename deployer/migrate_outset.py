@@ -85,7 +85,11 @@ class Outset:
 
     def _unseen(self, error: DeployError) -> DeployError:
         """That there is no migration is not known while a host does not tell."""
-        return next(iter(self.dark.values()), error) if self.pair.options.abort else error
+        if not self.dark or not self.pair.options.abort:
+            return error
+        first, *others = self.dark.values()
+        first.evidence += tuple(f"{other} -> {other.fix}" for other in others)
+        return first
 
     def _decide(self) -> Decision:
         pair = self.pair

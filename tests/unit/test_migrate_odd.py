@@ -305,6 +305,9 @@ def test_an_abort_while_another_run_holds_the_destination(make: Make) -> None:
 def test_abort_twice_and_without_any(make: Make) -> None:
     world = make()
     refused(world.migrate(abort=True), 2, "there is no migration to abort")
+    world.dark |= {SRC, DST}
+    refused(world.migrate(abort=True), 3, "kpro6: no route to host", "kpro5: no route to host")
+    world.dark.clear()
     assert world.migrate().error is None
     assert world.migrate(abort=True).error is None
     before = len(world.effects)
