@@ -13,6 +13,7 @@ HOSTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("hostile_values", "kill", "locks"), ("kpro6",)),
     **dict.fromkeys(("gc_lab", "init"), ("kpro5",)),
     "migrate_lab": BOTH,
+    "migrate_odd_lab": BOTH,
 }
 """tests/container/test_NAME.py -> its hosts."""
 
