@@ -25,7 +25,8 @@ INTERRUPTS = ("driver", "gpus", "container", "stop", "launch")
 """Steps that end a server, or may."""
 SUDDENLY = ("driver", "gpus", "container")
 """Those of them that do not wait for its requests themselves."""
-
+UNPROVEN = ("launch", "verify")
+"""Steps before which nobody may send it requests, where it was out before them."""
 OUT_S = 30.0
 IN_S = 30.0
 """How long a replica that is listed may take to be healthy before another one is taken out; a dead
@@ -72,11 +73,19 @@ class Membership:
 
         `empty` waits until no request runs on the server, and says what came of it.
         """
+        if self.out and step in UNPROVEN:
+            self._hold_back()
         if step not in INTERRUPTS or self.out:
             return
         self.leave()
         if step in SUDDENLY and (came := empty()):
             self._note(came)
+
+    def _hold_back(self) -> None:
+        """A router whose command line names it takes it in by itself, before its gates."""
+        url = self.want.worker_url
+        if self.router.find(url) is not None and self.router.take_out(url, OUT_S, self._tick):
+            self._note(f"taken out of {self.rules.router.url} until it has passed")
 
     def leave(self) -> None:
         """Out of the router, as far as it is in. Raises StepBlocked, StepFailed, Unreachable."""

@@ -175,6 +175,23 @@ def test_a_step_that_ends_the_server_suddenly_waits_for_its_requests(door: Fake)
     assert [one.text for one in events if isinstance(one, Note)][-1].startswith("drained")
 
 
+def test_a_static_list_does_not_send_it_requests_before_its_gates(door: Fake) -> None:
+    """The router has tried the dead one since it began, and takes it in once it listens."""
+    del door.rows[MINE]
+    mine, _ = member(door)
+    mine.before("launch", no_wait)
+    assert mine.out
+    door.rows[MINE] = door.row("id-static", MINE)
+    mine.before("verify", no_wait)
+    assert sorted(served(door)) == sorted(OTHERS)
+    gone(door)
+    mine.join()
+    assert MINE in served(door)
+    asked = len(door.asked)
+    mine.before("verify", no_wait)
+    assert len(door.asked) == asked, "one that serves is only asked again"
+
+
 def test_one_that_the_router_could_not_ask_gets_no_requests(door: Fake) -> None:
     """Its key is another: all that is sent there would be refused."""
     del door.rows[MINE]
