@@ -39,6 +39,7 @@ NODES: tuple[Rule, ...] = (
     rule(
         "distributed-timeout",
         r"ncclRemoteError|remote process exited"
+        r"|gloo/transport/\S+ (?:Connection closed by peer|.*reset by peer)"
         r"|gloo/transport/\S+ (?:connect \S+ )?Connection refused"
         r"|[Ff]ailed to check the \"should dump\" flag on TCPStore",
         "another rank is gone, or cannot be reached: see which one died first (`deploy logs` of "

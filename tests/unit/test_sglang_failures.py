@@ -144,3 +144,8 @@ def test_telling_lines_leave_out_headlines_traffic_and_bars() -> None:
         "Capturing batches (bs=1):  11%|#| 1/9 [00:42<05:41, 42.70s/it]\n"
     )
     assert telling_lines(text) == ("ValueError: no",)
+
+
+def test_a_peer_that_left_is_not_told_as_one_that_was_never_met() -> None:
+    log = (LOGS / "rank0-peer-gone.log").read_text()
+    assert classify(log, -9, "ready").action.startswith("another rank is gone")
