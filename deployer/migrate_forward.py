@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from deployer import migrate_adopted, migrate_retire
 from deployer.deployment import Deployment
-from deployer.errors import DeployError, GateFailed, Unreachable
+from deployer.errors import DeployError, GateFailed, StepFailed, Unreachable
 from deployer.migrate_adopted import strangers
 from deployer.migrate_fetch import Fetch
 from deployer.migrate_journal import PHASES, after
@@ -158,7 +158,13 @@ class Forward:
             self.pair.save()
         elif why := self.seen():
             self.fall_back(why)
-        gap = self.pair.moved("forward")
+        try:
+            gap = self.pair.moved("forward")
+        except StepFailed as error:
+            # It may have died when the old one was out already.
+            if why := self.seen():
+                self.fall_back(f"{error.what}; {why}")
+            raise
         if gap is not None and gap.open:
             self.fall_back(f"clients get no answer: {gap}")
 

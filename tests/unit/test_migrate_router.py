@@ -253,6 +253,25 @@ def test_the_source_is_not_stopped_while_the_router_sends_requests_there(
     assert made.workers == {url(DST): True} and not made.machines[SRC].serving
 
 
+def test_one_that_dies_while_the_old_one_leaves_loses_the_traffic_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = mw.build(monkeypatch, tmp_path, RULES)
+    take_out = Router.take_out
+
+    def dies(self: Router, old: str, *words: Any) -> bool:
+        if old == url(SRC):
+            made.machines[DST].serving = False
+            made.workers = {url(DST): True}
+            raise StepFailed("it does not serve any more")
+        return take_out(self, old, *words)
+
+    monkeypatch.setattr(Router, "take_out", dies)
+    result = made.migrate()
+    assert result.exit_code == 5 and "the traffic is back at kpro6/qwen" in str(result.error)
+    assert made.workers == {url(SRC): True}
+
+
 def next_effect(made: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> int:
     """The number of the effect that stops the source."""
     (tmp_path / "again").mkdir()
