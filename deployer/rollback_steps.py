@@ -85,6 +85,10 @@ class LaunchAgain(LaunchStep):
         """Nothing by this step: the rollback brings back what served before."""
         return None
 
+    def adopted_again(self, context: StepContext) -> str:
+        """Nor what it ended of somebody else's: that is the rollback's to bring back."""
+        return ""
+
 
 def rollback_steps(launch: Launch, *, asked: bool = True) -> list[Step]:
     """The steps of `up` that bring `launch` back; no gates after a failure (not `asked`)."""

@@ -26,7 +26,7 @@ from deployer.errors import StepFailed, Unreachable
 from deployer.events import Event, Note
 from deployer.model import PlanState, ProbeOutput
 from deployer.remote.transport import Answer
-from deployer.rollback_steps import AdoptedAgain, WrittenDown, written_probe
+from deployer.rollback_steps import AdoptedAgain, WrittenDown, rollback_steps, written_probe
 from deployer.state import Launch, Migration
 from deployer.steps import adopted, stop, verify
 from deployer.steps.failed_want import remember_failure
@@ -218,6 +218,14 @@ def test_what_failed_does_not_end_it_again() -> None:
 
 def test_a_rollback_that_fails_brings_it_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """No launch of ours had served: what the rollback ended was somebody else's."""
+    own_step = next(
+        one
+        for one in rollback_steps(Launch(id="a", variant="mtp", started=1.0))
+        if isinstance(one, LaunchStep)
+    )
+    own_guest = Guest()
+    one, _ = context(WANT, state(), FakeJobs(), guest=own_guest)  # type: ignore[arg-type]
+    assert own_step.restore(one, "", ()) == "" and own_guest.ran == [], "once is enough"
     clock, guest, ended = Clock(), Guest(), list[str]()
     step, nothing, there = AdoptedAgain(), WrittenDown(""), WrittenDown(COMMAND)
     step.now, step.sleep = clock.now, clock.sleep
