@@ -96,13 +96,21 @@ class Forward:
             phase = after(phase)
         self.pair.finish("done")
         where = address(self.destination.want)
-        kept = "still runs" if self.pair.record.keep_source else "is stopped"
-        if self.source.want.id in self.pair.absent:
-            kept = "is left as it is: it cannot be reached"
         self.pair.result.done = (
             f"{self.destination.want.id} serves {self.destination.want.playbook.model.served_name} "
-            f"at {where}; {self.source.want.id} {kept}"
+            f"at {where}; {self.source.want.id} {self.what_is_left()}"
         )
+
+    def what_is_left(self) -> str:
+        """Of the source. One that is kept may have been stopped before that was asked."""
+        side = self.source
+        if side.want.id in self.pair.absent:
+            return "is left as it is: it cannot be reached"
+        if not self.pair.record.keep_source:
+            return "is stopped"
+        server = side.gather().get(ServerFact)
+        runs = server is not None and server.job is not None and server.job.alive
+        return "still runs" if runs else "does not run"
 
     def bring(self, phase: str, want: Deployment | None = None) -> Facts:
         """The steps of `up` that belong to the phase."""

@@ -128,6 +128,11 @@ def test_the_later_word_counts(make: Make) -> None:
     result = world.migrate(keep_source=True)
     assert result.error is None and "kpro6/qwen still runs" in result.done
     assert world.machines[SRC].serving and world.machines[SRC].container
+    assert world.migrate(abort=True).error is None
+    killed(world, f"{SRC}:down", retire=True)
+    result = world.migrate(keep_source=True)
+    assert result.error is None and "kpro6/qwen does not run" in result.done
+    assert world.machines[SRC].container
 
 
 def test_retire_later_does_not_take_another_deployment_along(
