@@ -179,6 +179,7 @@ class HostLock:
         answer = transport.run(script)
         if answer.exit != 0:
             raise self._unknown(answer)
+        self._under_way = False
 
     def _ask(self, transport: Transport, script: str) -> Outcome:
         self._under_way = True

@@ -9,8 +9,8 @@ run>` is its only heir, looks again whether the dead one still has the lock, and
 link, and is proven dead and inherited from in the same way.
 
 A script whose connection was cut may still begin, or go on, when its run has given the lock back
-over another one. So that release leaves `lock.gone.<run>`, and whoever has given the run the lock
-looks for it afterwards: of the two, the later one sees what the earlier one did.
+over another one. So that release lays down `lock.gone.<run>` for some seconds, and whoever has
+given the run the lock looks for it afterwards: of the two, the later one sees what the other did.
 
 `.spare` beside it takes up a little of the disk once a step has begun, and is given up when the
 disk is so full that no lock can be written: what frees space (`deploy gc`) needs one.
@@ -25,6 +25,8 @@ from deployer.remote.lock_record import Held, LockRecord, checked, parse_record
 from deployer.shell import quote
 
 LOCK = "/var/lib/deployer/lock"
+CUT_TURNS = 15
+"""Of 0.2 s: how long a script that was cut off may take to begin, on a machine that is busy."""
 TEXT_MAX = 65536
 """Bytes; no lock of ours has more."""
 
@@ -187,13 +189,19 @@ def parse_read(text: str) -> tuple[Held, str]:
     return held(run_id.strip(), record, age.strip()), mark
 
 
-_RELEASE = r"""[ -z "$_l_cut" ] || (
+_RELEASE = r"""_l_gone=$_l_path.gone.$_l_run
+[ -z "$_l_cut" ] || (
   umask 077
-  mkdir -p "${_l_path%/*}" && : >"$_l_path.gone.$_l_run"
+  mkdir -p "${_l_path%/*}" && : >"$_l_gone"
 ) 2>/dev/null || :
 _l_holder=
 { read -r _l_holder <"$_l_path"; } 2>/dev/null || :
-[ "$_l_holder" != "$_l_run" ] || rm -f "$_l_path"
+[ "$_l_holder" != "$_l_run" ] || rm -f "$_l_path" || exit 1
+while [ -e "$_l_gone" ] && [ "${_l_cut:-0}" -gt 0 ]; do
+  sleep 0.2 2>/dev/null || sleep 1
+  _l_cut=$((_l_cut - 1))
+done
+rm -f "$_l_gone"
 """
 
 _UPDATE = r"""umask 077
@@ -236,11 +244,11 @@ rm -f "$_l_path"
 def release_script(run_id: str, path: str = LOCK, *, cut: bool = False) -> str:
     """sh text that gives the lock back if this run holds it. Idempotent.
 
-    `cut`: a script that takes or writes it may still be under way.
+    `cut`: a script that takes or writes it may still be under way; it is waited for.
     """
     return (
         f"_l_path={quote(path)}\n_l_run={quote(checked(run_id))}\n"
-        f"_l_cut={'1' if cut else ''}\n{_RELEASE}"
+        f"_l_cut={CUT_TURNS if cut else ''}\n{_RELEASE}"
     )
 
 
