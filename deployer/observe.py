@@ -234,6 +234,7 @@ def deployment_document(want: Deployment, facts: Facts, state: DeploymentState) 
         "pid": job.identity.pid if job and alive else None,
         "uptime_s": clock.seconds_since(job.identity.start) if job and alive else None,
         "exit": job.exit if job and not alive else "",
+        "stopped": _was_stopped(job, state),
         "listening": server.listening if server and server.asked else None,
         "port_owner": [f"pid {one.pid}: {one.command}" for one in server.strangers]
         if server
@@ -261,9 +262,13 @@ def _state(server: ServerFact | None, state: DeploymentState) -> str:
         return "none"
     if server.job.alive:
         return "starting"
-    # A server that is told to stop kills itself at the end: signal 9 is no crash then.
+    return "stopped" if _was_stopped(server.job, state) else "ended"
+
+
+def _was_stopped(job: ServerJob | None, state: DeploymentState) -> bool:
+    """By this tool. A server that is told to stop kills itself at the end: signal 9 is no crash."""
     recorded = {launch.id: launch.verdict for launch in state.launches}
-    return "stopped" if recorded.get(server.job.identity.id) == "stopped" else "ended"
+    return job is not None and not job.alive and recorded.get(job.identity.id) == "stopped"
 
 
 def _problem(want: Deployment, facts: Facts, server: ServerFact | None) -> str:

@@ -297,7 +297,7 @@ def _launch(one: Mapping[str, Any]) -> str:
     if not one["launch"]:
         return "none" if state == "none" else "none of ours"
     head = f"{one['launch']} ({one['variant'] or '?'})"
-    if state == "stopped":
+    if one["stopped"]:
         return f"{head} stopped by this tool"
     if one["pid"] is None:
         ended = one["exit"] or "vanished without writing its end"
@@ -308,7 +308,7 @@ def _launch(one: Mapping[str, Any]) -> str:
 
 def _verdict(one: Mapping[str, Any]) -> str:
     text = one["verdict"] or "not judged yet"
-    if one["verdict"] and one["state"] != "stopped" and one["pid"] is None:
+    if one["verdict"] and not one["stopped"] and one["pid"] is None:
         # Of what it served while it lived.
         text = f"was {text} while it ran"
     if one.get("degraded"):

@@ -68,5 +68,7 @@ def drain(
             return "drained: no request runs or waits"
         if now() >= ends:
             return f"{left} requests still ran after {limit_s:g} s of draining"
-        context.progress("draining", max(0.0, limit_s - (ends - now())), limit_s, "s", f"{left}")
+        context.progress(
+            "draining", max(0.0, limit_s - (ends - now())), limit_s, "s", f"requests: {left}"
+        )
         sleep(EVERY_S)

@@ -252,5 +252,6 @@ def test_figures_have_no_exponent() -> None:
 def test_a_verdict_on_what_has_ended_is_told_in_the_past(
     state: str, pid: int | None, words: str
 ) -> None:
-    one = {"verdict": "good", "state": state, "pid": pid, "verified": None, "figures": {}}
+    one = {"verdict": "good", "stopped": state == "stopped", "pid": pid, "verified": None}
+    one["figures"] = {}
     assert module._verdict(one) == words

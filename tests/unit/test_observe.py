@@ -17,7 +17,7 @@ from deployer.model import Change, Facts, Plan, Probe, ProbeOutput, Shell, Where
 from deployer.observe import ClockFact, GpuLinks, LockSeen, Sight
 from deployer.remote.jobs import JobIdentity
 from deployer.remote.lock_record import Held, LockRecord, this_controller
-from deployer.state import DeploymentState, Manifest, ManifestFile
+from deployer.state import DeploymentState, Launch, Manifest, ManifestFile
 from deployer.steps.base import Step
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.cuda_proof import CudaProof
@@ -102,6 +102,18 @@ def test_states(server: ServerFact, name: str) -> None:
 
 def test_a_dead_launch_tells_how_it_ended() -> None:
     assert seen(ServerFact(job=job(alive=False, exit="signal 9")))["exit"] == "signal 9"
+
+
+@pytest.mark.parametrize(("owners", "name"), [((), "stopped"), ((STRANGER,), "foreign")])
+def test_what_this_tool_has_stopped_is_no_crash_whoever_has_the_port_now(
+    owners: tuple[PortOwner, ...], name: str
+) -> None:
+    server = ServerFact(job=job(alive=False, exit="signal 9"), owners=owners)
+    told = Launch(id=LAUNCH, variant="mtp", started=1.0, fingerprint="1", verdict="stopped")
+    known = DeploymentState(launches=[told])
+    document = observe.deployment_document(deployment(), facts(server), known)
+    assert (document["state"], document["stopped"]) == (name, True)
+    assert not seen(server)["stopped"]
 
 
 def test_a_silent_guest() -> None:
