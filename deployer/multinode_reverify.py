@@ -88,5 +88,12 @@ def verify_nodes(
             continue
         steps: list[Step] = [VerdictOfRank0(launch)]
         own = dataclasses.replace(options, steps=functools.partial(list, steps), rollout=None)
-        results += up_host(want.host_name, [want], own, bus)
+        [result] = up_host(want.host_name, [want], own, bus)
+        if result.error is None and launch.verdict != "good":
+            result.error = NotStarted(
+                f"rank 0, {leader.id}, has failed its gates, which is written down here too",
+                where=want.id,
+                fix=f"see {leader.id}",
+            )
+        results.append(result)
     return results

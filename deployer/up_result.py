@@ -57,6 +57,9 @@ def proven(
     server, serving = facts.get(ServerFact), facts.get(ServingFact)
     if verify is None or server is None or server.job is None or serving is None:
         return {}
+    if want.follows:
+        # It answers no requests.
+        return {}
     if verify.plan(want, facts, own).state is not PlanState.NOTHING:
         return {}
     return {

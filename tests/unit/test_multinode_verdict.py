@@ -184,8 +184,7 @@ def test_what_verify_says_is_every_nodes(
     results = multinode_reverify.verify_nodes(RANKS, options, Bus())
     assert [one.id for one in results] == ["kpro5/qwen", "kpro6/qwen"]
     assert asked[0] == ["kpro5", "Reverify"] and len(asked) == (2 if verdict_ else 1)
-    if not verdict_:
-        assert isinstance(results[1].error, NotStarted)
+    assert isinstance(results[1].error, NotStarted) is (verdict_ != "good")
     owns = [
         StateFile(tmp_path / ".deploy" / "state", host).load().deployments["qwen"] for host in HOSTS
     ]
