@@ -14,6 +14,7 @@ from deployer.shell import assignments
 from deployer.steps.apply import run_changes
 from deployer.steps.container_facts import ContainerFacts
 from deployer.steps.gpus_facts import GpuFacts
+from deployer.steps.gpus_holders import Holder
 from deployer.steps.gpus_refuse import refuse_held
 from deployer.steps.gpus_retire import apply_retire, retire_plan
 from deployer.steps.server_facts import ServerFact
@@ -72,7 +73,10 @@ def retire_obstacles(want: Deployment) -> list[Obstacle]:
 
 
 def retire_users(want: Deployment, facts: Facts) -> list[Obstacle]:
-    """Who has the GPUs open and does not end with the container: `--retire` could not take them."""
+    """Who has the GPUs open and does not end with the container: `--retire` could not take them.
+
+    Who is nobody's as far as can be seen may be the container's own: the step itself looks again.
+    """
     gpus = facts.get(GpuFacts)
     if gpus is None or want.vmid is None:
         return []
@@ -81,11 +85,16 @@ def retire_users(want: Deployment, facts: Facts) -> list[Obstacle]:
         users = [
             user
             for user in gpus.held_by(one.address)
-            if user.container != want.vmid and not (user.is_persistenced and allowed)
+            if _is_anothers(user, want) and not (user.is_persistenced and allowed)
         ]
         if refusal := refuse_held(one, users):
             found.append(Obstacle(want.id, f"for --retire: {refusal.reason}", refusal.fix))
     return found
+
+
+def _is_anothers(user: Holder, want: Deployment) -> bool:
+    stays = user.vm is not None or bool(user.unit)
+    return stays or user.container not in (None, want.vmid)
 
 
 def stop_container(vmid: int) -> Change:

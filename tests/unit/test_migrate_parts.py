@@ -280,6 +280,8 @@ def test_who_would_keep_retire_from_the_gpus_is_told_before() -> None:
     ours = Holder(42, "python", container=129)
     daemon = Holder(9, PERSISTENCED, unit="nvidia-persistenced.service")
     assert retire_users(WANT, seen(ours)) == [] and retire_users(WANT, Facts({})) == []
+    assert retire_users(WANT, seen(Holder(42, "python"))) == [], "it may be the source's own"
+    assert len(retire_users(WANT, seen(Holder(42, "python", container=130)))) == 1
     [one] = retire_users(WANT, seen(ours, Holder(7, "dcgm", unit="dcgm.service")))
     assert "for --retire: " in one.what and "dcgm" in one.what and "python" not in one.what
     assert retire_users(WANT, seen(daemon)) == []
