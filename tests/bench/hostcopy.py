@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=256)
     parser.add_argument("--connections", type=int, default=4)
     words = parser.parse_args()
+    nice = f", the bench and its sshd at nice {os.nice(0)}" if os.nice(0) else ""
     load = " ".join(f"{one:.1f}" for one in os.getloadavg())
     lacking = [name for name in ("rsync", "scp", "ssh") if shutil.which(name) is None]
     if lacking or SSHD is None:
@@ -211,7 +212,9 @@ def main() -> None:
         finally:
             bench.server.stop()
     size = f"{words.shards} shards of {words.mb} MiB, files on {'tmpfs' if where else 'disk'}"
-    about = f"{size}; {os.cpu_count()} cores ({platform.machine()}), both ends here; load {load}."
+    about = (
+        f"{size}; {os.cpu_count()} cores ({platform.machine()}), both ends here; load {load}{nice}."
+    )
     text = [about, "", *lines]
     print("\n".join(text))
     if words.write:
