@@ -99,6 +99,12 @@ class Membership:
             # Perhaps taken out by a run that was killed: a failure of this one must put it back.
             self.out = True
             return
+        if there.kind != "regular":
+            raise StepBlocked(
+                f"{url} is a {there.kind} worker: it would come back as a whole one",
+                where=f"{self.want.id} {STEP}",
+                fix="a part of a disaggregated server is no replica: take `replica` out of its entry",
+            )
         if there.ready and not self.leaves_for_good:
             self._await_others()
         self.router.remove(url)

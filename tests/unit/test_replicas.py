@@ -175,6 +175,14 @@ def test_a_step_that_ends_the_server_suddenly_waits_for_its_requests(door: Fake)
     assert [one.text for one in events if isinstance(one, Note)][-1].startswith("drained")
 
 
+def test_a_part_of_a_disaggregated_server_is_not_rolled(door: Fake) -> None:
+    door.rows[MINE]["worker_type"] = "decode"
+    mine, _ = member(door)
+    with pytest.raises(StepBlocked, match="is a decode worker"):
+        mine.before("stop", no_wait)
+    assert MINE in served(door) and not mine.out
+
+
 def test_a_static_list_does_not_send_it_requests_before_its_gates(door: Fake) -> None:
     """The router has tried the dead one since it began, and takes it in once it listens."""
     del door.rows[MINE]
