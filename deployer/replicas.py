@@ -103,7 +103,7 @@ class Membership:
             raise StepBlocked(
                 f"{url} is a {there.kind} worker: it would come back as a whole one",
                 where=f"{self.want.id} {STEP}",
-                fix="a part of a disaggregated server is no replica: take `replica` out of its entry",
+                fix="a part of a disaggregated server is no replica: take `replica` away",
             )
         if there.ready and not self.leaves_for_good:
             self._await_others()
