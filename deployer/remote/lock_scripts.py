@@ -201,7 +201,7 @@ while [ -e "$_l_gone" ] && [ "${_l_cut:-0}" -gt 0 ]; do
   sleep 0.2 2>/dev/null || sleep 1
   _l_cut=$((_l_cut - 1))
 done
-rm -f "$_l_gone"
+[ ! -e "$_l_gone" ] || rm -f "$_l_gone"
 """
 
 _UPDATE = r"""umask 077
