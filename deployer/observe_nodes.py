@@ -26,10 +26,12 @@ def join(documents: Sequence[dict[str, Any]]) -> None:
 def _problem(nodes: Sequence[dict[str, Any]]) -> str:
     seen = [one for one in nodes if one["state"] != "unknown"]
     alive = {one["id"]: one["launch"] for one in seen if one["pid"] is not None}
-    gone = [one["id"] for one in seen if one["pid"] is None]
-    if alive and gone:
-        return f"{listed(gone)} has ended, and {listed(alive)} is one server with it"
-    if len(set(alive.values())) > 1:
-        parts = [f"{launch} on {one}" for one, launch in alive.items()]
+    gone = [one for one in seen if one["pid"] is None]
+    ended = [one["id"] for one in gone if one["launch"] in alive.values()]
+    if ended:
+        return f"{listed(ended)} has ended, and {listed(alive)} is one server with it"
+    if len(set(alive.values())) > 1 or (alive and gone):
+        parts = [f"launch {launch} on {one}" for one, launch in alive.items()]
+        parts += [f"none on {one['id']}" for one in gone]
         return f"they are not one launch: {', '.join(parts)}"
     return ""

@@ -203,6 +203,11 @@ def test_what_verify_says_is_every_nodes(
             "kpro6/qwen has ended, and kpro5/qwen is one server with it",
         ),
         (serving(RANKS[0]), serving(RANKS[1], "x"), "they are not one launch: "),
+        (
+            serving(RANKS[0]),
+            facts(fact()),
+            f"they are not one launch: launch {IDENTITY.id} on kpro5/qwen, none on kpro6/qwen",
+        ),
     ],
 )
 def test_status_tells_of_a_node_that_is_gone(mine: Facts, theirs: Facts, told: str) -> None:
