@@ -14,12 +14,13 @@ from deployer.catalog_files import (
     with_absolute_package,
     with_absolute_paths,
 )
+from deployer.catalog_limit import check_limit, limited
 from deployer.catalog_nodes import Nodes
 from deployer.deployment import Deployment, Node, Peer, worker_url
 from deployer.document import Document, load
 from deployer.errors import UsageError
 from deployer.inventory import DeploymentEntry, Host, InventoryFile
-from deployer.names import did_you_mean, like, listed, parts_of, same_url, shown
+from deployer.names import did_you_mean, like, listed, same_url, shown
 from deployer.playbook import Playbook
 from deployer.validation import validate
 
@@ -134,7 +135,7 @@ class Catalog:
                 "no target named", fix=f"name HOST or HOST/NAME, or --all; hosts: {self._listed()}"
             )
         if limit:
-            self._check_limit(limit)
+            check_limit(limit, self.hosts, self.inventory_dir)
         chosen: dict[tuple[str, str], DeploymentEntry] = {}
         for word in self.hosts if all_ else words:
             chosen.update(self._meant(word, quiet=all_ or bare))
@@ -145,7 +146,7 @@ class Catalog:
                 fix="add `deployments:` to a host; see `deploy help inventory`",
             )
         if limit:
-            chosen = _limited(chosen, limit, bare=bare)
+            chosen = limited(chosen, limit, bare=bare)
         return list(chosen)
 
     def take(self, name: str, loaded: LoadedPlaybook) -> None:
@@ -180,27 +181,6 @@ class Catalog:
             playbook = with_absolute_package(playbook, self.playbook_dir)
             self._playbooks[name] = LoadedPlaybook(document, playbook, lock_of(document, playbook))
         return self._playbooks[name]
-
-    def _check_limit(self, limit: Sequence[str]) -> None:
-        """Each pattern of it must be like something: one misspelt leaves out, or in, what it named.
-
-        Raises UsageError.
-        """
-        known = [*self.hosts]
-        known += [f"{host}/{name}" for host, one in self.hosts.items() for name in one.deployments]
-        parts = parts_of(limit)
-        if not parts:
-            # As of a variable that is not set: it must not mean all of them.
-            raise UsageError("--limit is empty", fix="name hosts, or leave it out")
-        for part in parts:
-            name = part.removeprefix("!")
-            if name[:1] in ("", "!") or not like([name], known):
-                raise UsageError(
-                    f"--limit: nothing of the inventory is like `{part}`"
-                    f"{did_you_mean(name, known)}",
-                    where=shown(self.inventory_dir),
-                    fix=f"hosts: {self._listed()}",
-                )
 
     def _listed(self) -> str:
         return listed(self.hosts)
@@ -314,23 +294,6 @@ class Catalog:
             port = entry.port or (loaded.playbook.serve.port if loaded else None)
             if port is not None:
                 yield label, entry.container, port
-
-
-def _limited(
-    chosen: Mapping[tuple[str, str], DeploymentEntry], patterns: Sequence[str], *, bare: bool
-) -> dict[tuple[str, str], DeploymentEntry]:
-    """Those that `--limit` leaves. Raises UsageError when that is none, unless `bare`."""
-    left = {
-        key: entry
-        for key, entry in chosen.items()
-        if like(patterns, (key[0], f"{key[0]}/{key[1]}"))
-    }
-    if not left and not bare:
-        raise UsageError(
-            f"--limit {' '.join(patterns)} leaves nothing",
-            fix=f"without it: {listed(f'{host}/{name}' for host, name in chosen)}",
-        )
-    return left
 
 
 def _drained(entry: DeploymentEntry, playbook: Playbook) -> Playbook:
