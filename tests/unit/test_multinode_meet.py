@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -66,6 +67,28 @@ def test_a_knock_is_heard_and_what_is_in_its_place_is_told() -> None:
     assert "lost" in run(*knock, "no-such-host.invalid", port, "1", "w", "5")
     server = subprocess.Popen([*listen, port, "5", "1", "w"], stdout=subprocess.PIPE, text=True)
     assert run(*knock, "127.0.0.1", port, "5", "w", "5") == "met\n"
+    assert server.communicate(timeout=5)[0] == "listened\n"
+
+
+def test_a_rank_left_waiting_does_not_use_up_the_knock() -> None:
+    """It tries rank 0's port again and again, and says nothing of the kind."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    python = [sys.executable, "-I", "-c"]
+    server = subprocess.Popen(
+        [*python, LISTEN, str(port), "10", "1", "w"], stdout=subprocess.PIPE, text=True
+    )
+    ends = time.monotonic() + 5
+    while True:
+        try:
+            left = socket.create_connection(("127.0.0.1", port), timeout=5)
+            break
+        except OSError:
+            assert time.monotonic() < ends
+    with left:
+        assert left.recv(1) == b"w"
+        knock = [*python, KNOCK, "127.0.0.1", str(port), "5", "w", "5"]
+        assert subprocess.run(knock, capture_output=True, text=True).stdout == "met\n"
     assert server.communicate(timeout=5)[0] == "listened\n"
 
 
