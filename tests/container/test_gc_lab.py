@@ -33,7 +33,9 @@ build() {
 }
 model() {
   mkdir -p "$1/.deployer"
-  printf ' "files": {\n  "a.safetensors": {\n   "size": 1\n  },\n  "b.safetensors": {\n' \
+  entry='{\n   "size": 1\n  }'
+  printf '{\n "version": 1,\n "files": {\n  "%s": '"$entry"',\n  "%s": '"$entry"'\n }\n}\n' \
+    a.safetensors b.safetensors \
     >"$1/.deployer/verified.json"
   head -c 300000 /dev/urandom >"$1/a.safetensors"
 }
