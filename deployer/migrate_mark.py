@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from pydantic import ValidationError
 
 from deployer.deployment import Deployment
-from deployer.migrate_journal import FOLDER, unknown
+from deployer.migrate_journal import FOLDER, newest, unknown
 from deployer.model import Facts, Plan, Probe, ProbeOutput, Where
 from deployer.shell import quote
 from deployer.state import DeploymentState, Migration
@@ -86,7 +86,11 @@ def under_way(facts: Facts, state: DeploymentState) -> dict[str, Any] | None:
     marked = facts.get(Marked)
     if marked is not None and marked.problem:
         return {"words": f"the record of a migration cannot be read: {marked.problem}"}
-    record = state.migration if marked is None else marked.record
+    own = state.migration
+    record = own if marked is None else marked.record
+    if record is not None and own is not None and own.id == record.id:
+        # It may have been dark when the record was written last.
+        record = newest([record, own])
     if record is None or record.outcome:
         return None
     pair = f"{record.source} {record.destination}"

@@ -232,6 +232,10 @@ def test_status_tells_a_migration_that_has_not_ended() -> None:
     shown = told(Marked(record(phase="settle", controller="ann@desk")), record())
     assert (shown["phase"], shown["by"], shown["back"]) == ("settle", "ann@desk", False)
     assert "`deploy migrate kpro6/qwen kpro5/qwen` goes on, --abort takes it back" in shown["words"]
+    # It was dark when the record was written last; another controller's is newer.
+    assert "is being taken back" in told(Marked(record()), record(back=True, seq=1))["words"]
+    assert told(Marked(record()), record(outcome="done", seq=1)) is None
+    assert told(Marked(record(seq=2)), record(back=True, seq=1))["back"] is False
     # A host that could not be asked: by what is known here.
     assert "is being taken back" in told(None, record(back=True))["words"]
     assert "cannot be read: x" in told(Marked(problem="x"), None)["words"]
