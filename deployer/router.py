@@ -118,6 +118,9 @@ class Router:
                 if lost and spent - asked >= AGAIN_S:
                     worker_id, asked = self.add(url, api_key=api_key, like=like), spent
                     noted(worker_id)
+                    worker = self.find(url)
+                    if worker is not None and worker.ready:
+                        return worker, ""
                 worker = coming or worker
             if worker is None:
                 return None, "it is not listed"
