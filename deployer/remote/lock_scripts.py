@@ -227,16 +227,19 @@ if _l_over; then exit 75; fi
 """
 
 # The first line tells this file from any that has its name later; a holder that lives writes anew.
-_READ = r"""[ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44
-[ -f "$_l_path" ] || { printf '%s is no regular file\n' "$_l_path" >&2; exit 1; }
-stat -c '%i %y %s' "$_l_path" || exit 1
+_READ = r"""_l_free() { [ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44; }
+# Asked again where something failed: it may have been given back between two looks.
+_l_free
+[ -f "$_l_path" ] || { _l_free; printf '%s is no regular file\n' "$_l_path" >&2; exit 1; }
+stat -c '%i %y %s' "$_l_path" || { _l_free; exit 1; }
 _l_at=$(stat -c %Y "$_l_path" 2>/dev/null) || _l_at=
 printf '%s\n' "${_l_at:+$(($(date +%s) - _l_at))}"
-exec head -c "$_l_max" "$_l_path"
+head -c "$_l_max" "$_l_path" || { _l_free; exit 1; }
 """
 
-_REMOVE = r"""[ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44
-[ "$(stat -c '%i %y %s' "$_l_path")" = "$_l_seen" ] || exit 75
+_REMOVE = r"""_l_free() { [ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44; }
+_l_free
+[ "$(stat -c '%i %y %s' "$_l_path")" = "$_l_seen" ] || { _l_free; exit 75; }
 rm -f "$_l_path"
 """
 
