@@ -62,6 +62,8 @@ trap _b_end EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
+# Nobody reads any more: the connection was cut.
+trap 'exit 141' PIPE
 """
 
 _WAIT = r"""while [ "$_b_left" -gt 0 ] && read -r _b_what _b_id _b_code <&3; do
@@ -126,7 +128,7 @@ def _launch(index: int, probe: Probe) -> str:
     # `eval` keeps a syntax error of one snippet inside its subshell, without an exec.
     return (
         f"_b_state_{index}=\n"
-        f"{{ ( exec 3>&-; trap - EXIT HUP INT TERM; ulimit -f {OUTPUT_LIMIT_BLOCKS}\n"
+        f"{{ ( exec 3>&-; trap - EXIT HUP INT TERM PIPE; ulimit -f {OUTPUT_LIMIT_BLOCKS}\n"
         f'eval {quote(probe.script)}\n) 3>&-; echo "d {index} $?" >&3; }} '
         f'</dev/null >"$_b_dir/{index}.o" 2>"$_b_dir/{index}.e" &\n'
         f"_b_pid_{index}=$!\n"
@@ -155,7 +157,7 @@ def _timer(probes: Sequence[Probe]) -> str:
         "".join(lists)
         # A TERM that comes right after a fork is lost where a trap for it was set before the fork.
         + "trap - TERM\n"
-        + "{ _b_none=${!:-}; trap - EXIT\n"
+        + "{ _b_none=${!:-}; trap - EXIT PIPE\n"
         + 'trap \'[ "$!" = "$_b_none" ] || kill -9 "$!"; exit 0\' TERM HUP INT\n'
         + "".join(ticks)
         + "} </dev/null >/dev/null 2>&1 &\n_b_timer=$!\ntrap 'exit 143' TERM\n"

@@ -137,6 +137,16 @@ def test_the_timer_does_not_outlive_the_script(transport: LocalTransport) -> Non
     assert processes_with(f"sleep {nap}") == []
 
 
+def test_a_cut_connection_leaves_no_folder(transport: LocalTransport, tmp_path: Path) -> None:
+    """Nobody reads the answer any more when it is printed."""
+    file = tmp_path / "script"
+    file.write_text(batch_script([probe("slow", "sleep 0.3")], new_nonce()), encoding="utf-8")
+    before = leftovers()
+    answer = transport.run('{ sh "$1"; echo "ended $?" >&2; } | :', args=(str(file),))
+    assert answer.error_text.endswith("ended 141\n")
+    assert leftovers() <= before
+
+
 def test_endless_output_is_limited(transport: LocalTransport) -> None:
     got = outputs(transport, probe("yes", "yes"), probe("fine", "echo fine"))
     assert got["yes"].exit != 0
