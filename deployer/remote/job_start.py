@@ -113,6 +113,7 @@ else
   done
   locked=$place/.lock.d
   trap '[ -z "$locked" ] || rmdir "$locked" 2>/dev/null' EXIT
+  trap 'exit 141' PIPE
 fi
 if id=$(readlink "$place/current"); then
   job=$place/$id

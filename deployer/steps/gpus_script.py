@@ -75,6 +75,8 @@ trap finish EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
+# The connection may be cut: what has begun is brought to its end, with nobody to tell.
+trap '' PIPE
 on_nvidia() {
   for one in "$pci"/drivers/nvidia/*:*:*.*; do [ -e "$one" ] && echo "${one##*/}"; done
 }

@@ -169,13 +169,16 @@ def test_no_driver(project: Project, host: Machine, guest: Machine, fault: str) 
 
 
 @pytest.fixture(scope="module")
-def silent_death(lab: Lab, project: Project, guest: Machine) -> Iterator[Result]:
+def silent_death(lab: Lab, project: Project, guest: Machine) -> Result:
     """The first `up`: an old server serves, its log ends with a ready line, the new one dies."""
     assert guest.read("/root/sglang.log").rstrip().endswith("fired up and ready to roll!")
-    assert guest.pids("tiny[-]old")
+    old = guest.pids("tiny[-]old")
+    assert old
     lab.fault("server-dies-silent")
-    yield project.deploy("up", "kpro5")
+    done = project.deploy("up", "kpro5")
     lab.fault("server-dies-silent", on=False)
+    assert not set(guest.pids("tiny[-]old")) & set(old), "the old server was stopped"
+    return done
 
 
 def test_silent_death_beside_an_old_ready_line(
@@ -185,8 +188,9 @@ def test_silent_death_beside_an_old_ready_line(
     said = message(silent_death)
     assert "before it wrote a word" in said
     assert "exit code 3" in said
-    assert guest.pids("tiny[-]old") == [], "the old server was stopped"
-    assert guest.pids("sglang[.]launch_server") == []
+    assert "which this tool did not start, serves again" in silent_death.err
+    assert guest.pids("tiny[-]old"), "it serves again"
+    assert guest.pids("sglang[.]launch_server") == guest.pids("tiny[-]old")
     events = last_run(project)
     assert not [one for one in events if one.get("step") == "verify" and "gate" in one]
     began = [one for one in events if one["event"] == "job_started" and one["step"] == "launch"]
@@ -196,12 +200,15 @@ def test_silent_death_beside_an_old_ready_line(
 
 
 @pytest.fixture(scope="module")
-def deployed(lab: Lab, project: Project, silent_death: Result) -> Project:
-    """The fault is gone; the same command finishes."""
-    lab.fault("server-dies-silent", on=False)
-    done = project.deploy("up", "kpro5").ok()
-    for step in ("driver", "gpus", "container", "venv", "shards", "stop"):
+def deployed(project: Project, guest: Machine, silent_death: Result) -> Project:
+    """The fault is gone; the same wish ends the old server again only when that is asked for."""
+    refused = project.deploy("up", "kpro5")
+    assert refused.exit == 1 and "`deploy up kpro5/tiny --retry`" in message(refused)
+    assert guest.pids("tiny[-]old")
+    done = project.deploy("up", "kpro5", "--retry").ok()
+    for step in ("driver", "gpus", "container", "venv", "shards"):
         assert f"{step:<10} nothing to do" in done.err
+    assert guest.pids("tiny[-]old") == []
     assert len(complete()) > 5
     return project
 

@@ -131,6 +131,18 @@ def test_script_starts_persistenced_again_when_it_fails(tmp_path: Path, shell: l
 
 
 @BY_SHELL
+def test_script_comes_to_its_end_when_nobody_reads_it(tmp_path: Path, shell: list[str]) -> None:
+    """The connection is cut: no GPU stays between two drivers, and the daemon starts again."""
+    tree = Tree(tmp_path / "host", driver="nvidia")
+    simulate(tree, tmp_path / "bin")
+    daemon(tree, tmp_path / "bin", 9)
+    script = apply_script([Move(A, "vfio-pci", "nvidia")], 10, str(tree.root), daemon=True)
+    run_script(f"{{ {script}\n}} | :", shell, tmp_path / "bin")
+    assert tree.driver(A) == "vfio-pci"
+    assert (tmp_path / "bin/calls").read_text().endswith("start nvidia-persistenced.service\n")
+
+
+@BY_SHELL
 def test_script_stops_no_daemon_that_is_not_alone(tmp_path: Path, shell: list[str]) -> None:
     tree = Tree(tmp_path / "host", driver="nvidia")
     simulate(tree, tmp_path / "bin")
