@@ -16,10 +16,15 @@ NODES: tuple[Rule, ...] = (
     ),
     rule(
         "rank-address-unknown",
-        r"network addresses of \(.*\) cannot be retrieved",
+        r"(?:DistNetworkError: .*|(?<!IPv6 ))network addresses of \(.*\) cannot be retrieved",
         "this target does not know the name of rank 0's host: write `node_address:` of rank 0 in "
         "the inventory as an IP address",
+        passing=True,
     ),
+)
+"""Before all others."""
+
+PEERS: tuple[Rule, ...] = (
     rule(
         "rank-address-loopback",
         r"gloo/transport/.* \[?127\.\d+\.\d+\.\d+\]?:\d+: Connection refused",
@@ -47,3 +52,4 @@ NODES: tuple[Rule, ...] = (
         passing=True,
     ),
 )
+"""Behind what a rank of this node says of an end of its own: in `failures_program`."""

@@ -6,6 +6,7 @@ Read top down, as `failure_rules` tells.
 from __future__ import annotations
 
 from deployer.sglang.failure_rule import Rule, rule
+from deployer.sglang.failures_nodes import PEERS
 
 PROGRAM: tuple[Rule, ...] = (
     rule(
@@ -80,6 +81,7 @@ PROGRAM: tuple[Rule, ...] = (
         "a GPU kernel failed; try the next variant, without speculation",
         next_variant=True,
     ),
+    *PEERS,
     rule(
         "nccl",
         r"NCCL error|nccl[A-Z]\w+(?:Error|Usage|Argument)\b|DistBackendError"

@@ -149,3 +149,31 @@ def test_telling_lines_leave_out_headlines_traffic_and_bars() -> None:
 def test_a_peer_that_left_is_not_told_as_one_that_was_never_met() -> None:
     log = (LOGS / "rank0-peer-gone.log").read_text()
     assert classify(log, -9, "ready").action.startswith("another rank is gone")
+
+
+@pytest.mark.parametrize(
+    ("cause", "cls"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "memory"),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.", "mem"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", "cuda"),
+        ("Exception: Capture cuda graph failed: CUDA out of memory", "graph-capture"),
+    ],
+)
+@pytest.mark.parametrize(
+    "peer", ["127.0.1.1]:930: Connection refused", "]: Connection closed by peer"]
+)
+def test_a_peers_last_words_do_not_hide_the_cause(cause: str, cls: str, peer: str) -> None:
+    """One rank fails, and the others miss it."""
+    log = (
+        "[2026-11-30 02:51:30] server_args=ServerArgs(model_path='/srv/models/x', tp_size=2)\n"
+        "[2026-11-30 02:51:59 TP0] Load weight begin. avail mem=78.00 GB\n"
+        "[2026-11-30 02:53:00 TP0] The IPv6 network addresses of (n1, 2) cannot be retrieved\n"
+        "[2026-11-30 02:54:01 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+        f"{cause}\n"
+        "[2026-11-30 02:54:03 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        f"RuntimeError: [/pytorch/gloo/gloo/transport/tcp/pair.cc:547] connect [{peer}\n"
+        "[2026-11-30 02:54:05] Received sigquit from a child process.\n"
+    )
+    found = classify(log, -9, "weights")
+    assert cls in found.cls and found.next_variant_allowed, found
