@@ -24,6 +24,7 @@ from deployer.multinode_told import Failed, recorded, summary, tell
 from deployer.multinode_work import Nodes
 from deployer.repin import repin
 from deployer.run_record import new_run_id
+from deployer.steps.rolled_back import unfinished_pin
 from deployer.up import keep_seen
 from deployer.up_options import UpOptions
 from deployer.up_result import DeploymentResult, proven
@@ -196,6 +197,9 @@ class _Run:
     def _one_pin(self) -> None:
         """All nodes load the same commit: that of rank 0."""
         leader = self.work.leader
+        for node in self.work.nodes:
+            # A rollback that was cut off has pinned the commit that it went to.
+            node.own.manifest = unfinished_pin(node.own)
         if self.options.repin:
             self.work.of(leader, lambda node: repin(node.want, node.own, self.options, self.bus))
         self.work.share_pin()

@@ -22,6 +22,7 @@ from deployer.remote.transport import Answer
 from deployer.rollback_choice import part_of
 from deployer.shell import quote
 from deployer.steps.server_agent import PYTHON
+from deployer.steps.server_facts import ServerFact
 
 LISTEN_S = 20.0
 KNOCK_S = 15.0
@@ -177,6 +178,10 @@ def verdict(nodes: Sequence[NodeRun], said: Mapping[str, Heard]) -> dict[str, St
 
 def _ours(leader: NodeRun, port: str) -> bool:
     """Is it the launch that runs which has the port? One without a record may be."""
+    server = leader.facts.get(ServerFact)
+    if server is not None and server.leftovers:
+        # What a dead launch of ours left may hold it: the step `stop` ends that.
+        return True
     job = job_of(leader.facts)
     launch = part_of(leader.own, job.identity.id) if job is not None else None
     if launch is None:

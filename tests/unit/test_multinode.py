@@ -23,7 +23,7 @@ from deployer.multinode import up_nodes
 from deployer.multinode_launch import NodesLaunch
 from deployer.multinode_node import NodeStop
 from deployer.rollout import Rollout
-from deployer.state import DeploymentState, HostState
+from deployer.state import DeploymentState, HostState, RolledBack
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
 from deployer.steps.launch import LaunchStep
@@ -175,6 +175,23 @@ def test_a_held_lock_is_told_for_all(up: Up, tmp_path: Path) -> None:
 def test_all_nodes_load_the_commit_of_rank_0(up: Up, tmp_path: Path) -> None:
     other = MANIFEST.model_copy(update={"commit": "beef"})
     saved(tmp_path, kpro5=state(other), kpro6=state())
+    Prepares.fails = "kpro5"
+    up()
+    for host in HOSTS:
+        own = StateFile(tmp_path / ".deploy" / "state", host).load().deployments["qwen"]
+        assert own.manifest is not None and own.manifest.commit == MANIFEST.commit
+
+
+def test_a_rollback_that_was_cut_off_does_not_keep_its_weights(up: Up, tmp_path: Path) -> None:
+    other = MANIFEST.model_copy(update={"commit": "beef"})
+    parts = {}
+    for host in HOSTS:
+        own = state(other)
+        own.rollback = RolledBack(
+            to="l1", mark="m", left="l2", wish="w", commits=["beef"], when=1.0, manifest=MANIFEST
+        )
+        parts[host] = own
+    saved(tmp_path, **parts)
     Prepares.fails = "kpro5"
     up()
     for host in HOSTS:

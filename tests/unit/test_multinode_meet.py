@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from nodesworld import HOSTS, RANKS, serving
-from serverworld import IDENTITY, fact, facts, state
+from serverworld import IDENTITY, fact, facts, server_job, state
 
 from deployer.deployment import Deployment
 from deployer.model import Facts
@@ -49,6 +50,18 @@ def test_whether_nodes_can_meet(mine: str, theirs: str, runs: bool, host: str, t
     problems = verdict(nodes, said)
     assert list(problems) == ([host] if host else [])
     assert not host or told in problems[host].what, problems[host].what
+
+
+def test_what_a_dead_launch_of_ours_left_on_the_port_is_for_the_stop_to_end() -> None:
+    dead = dataclasses.replace(
+        server_job(RANKS[0]), alive=False, exit="signal 9", members=(501, 502)
+    )
+    nodes: Any = [Met(RANKS[0], facts(fact(job=dead))), Met(RANKS[1], facts(fact()))]
+    words = ("taken 98", "open")
+    said = {
+        name: heard(Answer(0, word.encode(), b"")) for name, word in zip(HOSTS, words, strict=True)
+    }
+    assert verdict(nodes, said) == {}
 
 
 def test_a_knock_is_heard_and_what_is_in_its_place_is_told() -> None:
