@@ -9,6 +9,7 @@ after the copy, and when the migration is taken back.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -18,7 +19,7 @@ from importlib import resources
 from typing import Any
 
 from deployer.deployment import Deployment
-from deployer.errors import DeployError, StepFailed
+from deployer.errors import DeployError, StepFailed, Unreachable
 from deployer.inventory import Ssh
 from deployer.migrate_key import AUTHORIZE, HOST_KEYS, key_line, known_hosts
 from deployer.migrate_side import Side
@@ -198,7 +199,12 @@ class Lending:
 
         Without `borrower` the destination, which is stopped, keeps a key that opens nothing.
         """
-        self._authorize("")
+        callers: list[str] = []
+        if borrower:
+            # A `Match Address` of the source's sshd may name another file for this caller.
+            with contextlib.suppress(Unreachable):
+                callers = self._addresses()
+        self._authorize("", *callers[:1])
         guests = (self.source.guest, self.destination.guest)
         for transport in guests if borrower else guests[:1]:
             transport.run(REMOVE, args=(FOLDER, self.ident), timeout_s=30)

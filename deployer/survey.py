@@ -6,6 +6,7 @@ containers, then each running container from within, then its sshd from here.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from deployer import names
+from deployer.cancel import Cancel
 from deployer.errors import DeployError
 from deployer.inventory import Ssh
 from deployer.model import Probe
@@ -130,13 +132,14 @@ def candidates(driver: HostDriver, machine: Machine) -> tuple[tuple[str, ...], t
     return good, tuple(one.address for one in driver.gpus if one.address not in good)
 
 
-def survey(name: str, ssh: Ssh, base: Path) -> Survey:
+def survey(name: str, ssh: Ssh, base: Path, cancel: Cancel | None = None) -> Survey:
     """Looks at the machine behind `ssh`; relative paths in it are relative to `base`.
 
     Raises Unreachable and its subclasses, ProbeFailed.
     """
-    transport: Transport = open_host(name, ssh, base)
-    try:
+    opened = open_host(name, ssh, base)
+    transport: Transport = opened
+    with (cancel or Cancel()).waking(opened.close), contextlib.closing(opened):
         first = _host(transport)
         me = _of(first, Machine)
         eyes: Literal["root", "sudo", "user"] = "root" if me.uid == 0 else "user"
@@ -156,8 +159,6 @@ def survey(name: str, ssh: Ssh, base: Path) -> Survey:
             overrides=seen[1],
             guests=seen[2],
         )
-    finally:
-        transport.close()
 
 
 def _host(transport: Transport) -> list[object]:

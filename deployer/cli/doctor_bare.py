@@ -12,7 +12,7 @@ import click
 from deployer.cancel import Cancel
 from deployer.cli.deadline import deadline
 from deployer.cli.options import Options
-from deployer.errors import DeployError
+from deployer.errors import Defect, DeployError
 from deployer.findings import Finding, of_error
 from deployer.fleet import Slots, run_hosts
 from deployer.inventory import Host
@@ -34,11 +34,17 @@ def look_at_bare(options: Options, hosts: Mapping[str, Host]) -> dict[str, BareL
     if not hosts:
         return {}
 
+    cancel = Cancel()
+
     def work(name: str, _: object) -> BareLook:
         try:
-            seen = survey(name, hosts[name].ssh, options.inventory)
+            seen = survey(name, hosts[name].ssh, options.inventory, cancel)
         except DeployError as error:
-            return lost(name, error)
+            return lost(name, cancel.error(name) if cancel.asked else error)
+        except BrokenPipeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - told with its host, beside what others say
+            return lost(name, Defect.of(error, name))
         return BareLook([*in_vain(name, hosts[name], seen), *findings(name, seen)])
 
     def lost(name: str, error: DeployError) -> BareLook:
@@ -49,7 +55,7 @@ def look_at_bare(options: Options, hosts: Mapping[str, Host]) -> dict[str, BareL
             {name: () for name in hosts},
             work,
             lost,
-            cancel=Cancel(),
+            cancel=cancel,
             slots=Slots(options.parallel),
             waits_for=lambda names: click.echo(f"waiting for {listed(names)}", err=True),
         )

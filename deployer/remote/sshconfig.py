@@ -240,14 +240,19 @@ def _parse_config(text: str) -> Any:
 
 def _understood(line: re.Match[str]) -> str:
     """A Match line of conditions that are known here; any other one never matches."""
-    words = shlex.split(line[1])
+    plain: list[str] = []
+    for word in shlex.split(line[1], comments=True):
+        name, equals, value = word.partition("=")
+        known = equals and name.lower().removeprefix("!") in _CONDITIONS
+        plain += [name, value] if known else [word]
+    words = list(plain)
     while words:
         condition = words.pop(0).lower().removeprefix("!")
         if condition not in _CONDITIONS:
             return _NEVER
         if condition not in ("all", "canonical", "final"):
             del words[:1]
-    return line[0]
+    return f"Match {shlex.join(plain)}"
 
 
 def _config_text() -> str:

@@ -519,7 +519,7 @@ def test_the_doctor_looks_at_hosts_without_deployments(
     (tmp_path / "inventory" / "all.yaml").write_text(BARE)
     asked = []
 
-    def look(name: str, ssh: Ssh, base: Path) -> Survey:
+    def look(name: str, ssh: Ssh, base: Path, *more: object) -> Survey:
         asked.append((name, ssh.address))
         if name == "kpro6":
             raise Unreachable("no route", where="kpro6", fix="is it on?")
