@@ -43,7 +43,11 @@ def as_running(now: Deployment, own: DeploymentState, kept: Kept) -> Deployment:
     Without what that launch was made from: its port, name, build and environment.
     """
     launch = own.launches[-1] if own.launches else None
-    if launch is None or not launch.argv or launch.verdict not in RUNS:
+    if launch is None or not launch.argv:
+        return now
+    # One that has failed its gates may run on; one that has failed to start has been ended.
+    judged = launch.verified > 0 and launch.verdict != "stopped"
+    if launch.verdict not in RUNS and not judged:
         return now
     try:
         rung = Rung(launch.variant, tuple(launch.changes.items()))

@@ -63,7 +63,12 @@ def _backups(folder: Path, now: float) -> list[Local]:
     """Copies of state files that StateFile makes, and what a killed run left of one."""
     found = []
     for path in sorted(folder.glob("*.json.*")):
-        kind, facts = path.name.rpartition(".json.")[2], path.stat()
+        kind = path.name.rpartition(".json.")[2]
+        try:
+            facts = path.stat()
+        except FileNotFoundError:
+            # A run that writes its state has renamed it meanwhile.
+            continue
         age = now - facts.st_mtime
         if kind == "prev":
             found.append(Local(path, facts.st_size, "the state before the last change", False))

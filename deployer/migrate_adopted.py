@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import time
+
 from deployer.migrate_side import Side
 from deployer.model import Facts
 from deployer.steps import adopted
@@ -50,12 +52,20 @@ def put_back(side: Side) -> None:
         side.note("undo", f"port {side.want.port} is held by {who or 'somebody'} again")
     else:
         again = adopted.start_again(side.guest, side.want)
-        if again.problem:
+        problem = again.problem or adopted.listens_again(
+            side.guest,
+            side.want,
+            again,
+            lambda what, done, total: side.progress("undo", what, done, total),
+            time.monotonic,
+            time.sleep,
+        )
+        if problem:
             text = (
-                f"what had the port before could not be started again: {again.problem}; its words: "
+                f"what had the port before could not be started again: {problem}; its words: "
                 f"{adopted.folder(side.want)}"
             )
             side.note("undo", text, "warning")
             return
-        side.note("undo", f"what had the port before is started again: {again.name}")
+        side.note("undo", f"what had the port before serves again: {again.name}")
     adopted.forget(side.guest, side.want)

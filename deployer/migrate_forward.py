@@ -237,17 +237,28 @@ class Forward:
         if not why or not way.lost("forward"):
             return False
         self.destination.note("settle", f"{why}: the traffic is moved again", "warning")
-        self.pair.moved("forward")
+        try:
+            self.pair.moved("forward")
+        except StepFailed as error:
+            # Perhaps nobody gets requests now, and the source still serves.
+            self.fall_back(f"{why}; {error.what}")
         return True
 
     def fall_back(self, why: str) -> None:
         """The traffic goes back to the source, which still runs. Always raises GateFailed."""
-        if because := trouble(self.source.want, self.source.gather()):
+        try:
+            because = trouble(self.source.want, self.source.gather())
+        except DeployError as error:
+            because = error.what
+        if because:
             raise GateFailed(
                 f"it failed after the cut-over ({why}), and the source cannot take over: {because}",
                 where=self.destination.want.id,
                 fix="`deploy logs` on both; --abort starts the source again",
             )
+        # Whoever goes on moves it forward anew: it may be back already when this run ends here.
+        self.pair.record.phase = "cutover"
+        self.pair.save_here()
         self.pair.moved("back")
         self.pair.record.cut = False
         self.pair.record.phase = "launch"

@@ -173,13 +173,7 @@ class Pair:
 
         Raises Unreachable, but not for `may_be_dark`, whose copy then stays older.
         """
-        self.record.seq += 1
-        self.result.record = self.record
-        writing = [side for side in reversed(self.sides) if side.want.id not in self.free]
-        for side in writing:
-            side.own.migration = self.record.model_copy(deep=True)
-            side.save()
-        for side in writing:
+        for side in self.save_here():
             if side.want.id in self.absent:
                 continue
             try:
@@ -189,6 +183,16 @@ class Pair:
                 if side is not may_be_dark:
                     raise
                 side.note("journal", f"its copy is not written: {error.what}", "warning")
+
+    def save_here(self) -> list[Side]:
+        """The copies of this machine alone, at once; the sides whose copies they are."""
+        self.record.seq += 1
+        self.result.record = self.record
+        writing = [side for side in reversed(self.sides) if side.want.id not in self.free]
+        for side in writing:
+            side.own.migration = self.record.model_copy(deep=True)
+            side.save()
+        return writing
 
     def record_everywhere(self, record: Migration) -> None:
         """A run that was killed at its very end may have left an older copy."""

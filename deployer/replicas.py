@@ -107,9 +107,9 @@ class Membership:
             )
         if there.ready and not self.leaves_for_good:
             self._await_others()
-        self.router.remove(url)
-        # From here on a failure must put it back.
+        # From here on a failure must put it back, also one of the request itself: it may have come.
         self.out = True
+        self.router.remove(url)
         if there.ready and not self.leaves_for_good:
             # Another controller may have taken another one out in the same moment.
             try:

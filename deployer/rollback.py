@@ -171,7 +171,7 @@ class RollBack:
             step = AdoptedAgain()
             runner = engine(self.now, [step])
             seen = runner.apply(Outcome(), runner.look("at what had the port before"), Selection())
-            words = step.words or "nothing had served before"
+            words = step.words or step.holder or "nothing had served before"
             if not step.words and (left := job_of(seen)) is not None:
                 words += (
                     f"; launch {left.identity.id} still runs, marked as failed; `deploy down "

@@ -12,7 +12,7 @@ from deployer.remote.jobs import JobIdentity
 from deployer.remote.lock_record import owner_here
 from deployer.shell import words
 from deployer.state import Back, DeploymentState, Launch
-from deployer.steps.adopted import KEPT, back_again, command_line, folder
+from deployer.steps.adopted import KEPT, back_again, command_line, folder, for_abort_only
 from deployer.steps.base import Step, StepContext
 from deployer.steps.container import ContainerStep
 from deployer.steps.driver import DriverStep
@@ -156,6 +156,8 @@ class AdoptedAgain(StopStep):
         super().__init__(retry=True)
         self.words = ""
         """What came of it."""
+        self.holder = ""
+        """Who has the port, when it was left alone."""
 
     def probes(self, want: Deployment) -> list[Probe]:
         """The look at the server, and what is written down."""
@@ -166,13 +168,14 @@ class AdoptedAgain(StopStep):
         written, fact = facts.get(WrittenDown), facts.get(ServerFact)
         if written is None or fact is None or not fact.asked:
             return Plan.unknown("container", "unknown until the guest can be asked")
-        if self.words or not written.command:
+        if self.words or not written.command or for_abort_only(state):
             return Plan.nothing(self.words or "nothing had served before")
         ends = self.down_plan(want, facts)
         if ends.state in (PlanState.BLOCKED, PlanState.UNKNOWN):
             return ends
         if fact.strangers:
-            return Plan.nothing(f"port {want.port} is held by pid {fact.strangers[0].pid}")
+            self.holder = f"port {want.port} is held by pid {fact.strangers[0].pid}"
+            return Plan.nothing(self.holder)
         words = f"its own command, environment and user: {written.command}"
         start = Change("start what had the port", "it had it", Procedure(want.guest, words))
         return Plan.change(ends.reason, *ends.changes, start)

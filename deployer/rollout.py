@@ -62,7 +62,11 @@ class _Line:
         waiting = [one for one in self.ids if one in self.ready - self.over]
         if self.one_by_one:
             # Without the others, the one that still serves may be the last to do so.
-            waiting = [one for one in waiting if not self.awaited(one)] if known else []
+            ripe = [one for one in waiting if not self.awaited(one)]
+            # Each that waits may wait for another one that does: nobody else can end that.
+            if not ripe and self.ready | self.over >= set(self.ids):
+                ripe = waiting
+            waiting = ripe if known else []
             waiting.sort(key=lambda one: one not in self.idle)
         elif not known and waiting:
             before = self.ids[: self.ids.index(waiting[0])]

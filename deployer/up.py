@@ -216,14 +216,19 @@ def _one(
             result.declined = True
             own.manifest = pin
             return
-        if options.rollout is not None:
-            server = facts.get(ServerFact)
-            idle = server is None or not server.serving
-            # A killed run may have left it proven and without requests: it goes first.
-            idle = idle or (member is not None and not member.serves())
-            _wait_for_turn(want, session, options.rollout, bus, idle, member)
-        session.want_lock(run_id)
-        facts = engine.look("under the host lock")
+        try:
+            if options.rollout is not None:
+                server = facts.get(ServerFact)
+                idle = server is None or not server.serving
+                # A killed run may have left it proven and without requests: it goes first.
+                idle = idle or (member is not None and not member.serves())
+                _wait_for_turn(want, session, options.rollout, bus, idle, member)
+            session.want_lock(run_id)
+            facts = engine.look("under the host lock")
+        except BaseException:
+            # The next deployment of the host saves the state of all.
+            own.manifest = pin
+            raise
     if aim is not None:
         aim.seen(want, own, facts)
     if aim is not None or own.manifest != pin:

@@ -17,6 +17,7 @@ from deployer.errors import StepFailed
 from deployer.model import ProbeOutput
 from deployer.remote.transport import Transport
 from deployer.sglang.masking import masked_words
+from deployer.state import DeploymentState, Migration
 from deployer.steps.server_facts import PortOwner, parse_server
 from deployer.steps.server_script import server_script_text
 from deployer.steps.shards_facts import find_python
@@ -180,6 +181,12 @@ def stop_unit(guest: Transport, unit: str) -> str:
 def kept(guest: Transport, want: Deployment) -> str:
     """The command line of what is written down, quoted for a shell; '' when nothing is."""
     return command_line(guest.run(KEPT, args=(folder(want),)).stdout)
+
+
+def for_abort_only(state: DeploymentState) -> Migration | None:
+    """The finished migration that wrote down what is there: only its --abort starts that again."""
+    one = state.migration
+    return one if one is not None and one.outcome == "done" and one.adopted else None
 
 
 KEPT = '[ ! -f "$1/kept/words" ] || cat "$1/kept/words"\n'

@@ -98,6 +98,8 @@ class LaunchAgain(Step):
 
     def adopted_again(self, context: StepContext) -> str:
         """What was stopped for this wish and was not ours serves again; '': there is none."""
+        if adopted.for_abort_only(context.state):
+            return ""
         try:
             text, serves = adopted.back_again(
                 context.on(context.want.guest),

@@ -265,6 +265,9 @@ class StopStep(Step):
         owner, guest = data.owner, context.on(context.want.guest)
         # What a dead launch of ours left is none of it.
         written = None if owner.job else adopted.keep(guest, want, owner, data.boot)
+        if written is not None and (one := adopted.for_abort_only(context.state)):
+            # It lies where that of the finished migration lay.
+            one.adopted = ""
         there = JobIdentity("", "", owner.pid, owner.start, data.boot, owner.session)
         self._drain(context, there, lambda: True)
         if written is not None and written.unit:

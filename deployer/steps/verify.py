@@ -203,6 +203,8 @@ def _needless(context: StepContext, verdict: str) -> str:
     migration = context.state.migration
     if verdict != "good" or (migration is not None and not migration.outcome):
         return ""
+    if adopted.for_abort_only(context.state):
+        return ""
     return adopted.folder(context.want)
 
 

@@ -11,7 +11,7 @@ from deployer.model import PlanState
 from deployer.remote.jobs import JobIdentity
 from deployer.sglang.mtphead import ALGORITHM_FLAGS
 from deployer.state import Launch
-from deployer.steps.adopted import kept
+from deployer.steps.adopted import for_abort_only, kept
 from deployer.steps.base import StepContext
 from deployer.steps.gates_bench import Bench, GateFault
 from deployer.steps.gates_identity import identity
@@ -201,7 +201,9 @@ class Fallback:
         """
         state, key, want = self.context.state, self.bench.api_key, self.context.want
         failed = {*self.note.marks, *self._since()}
-        if last_good(state, failed) is None and not kept(self.context.on(want.guest), want):
+        if last_good(state, failed) is None and (
+            for_abort_only(state) or not kept(self.context.on(want.guest), want)
+        ):
             return ""
         self.end_launch()
         words = self._launcher().restore(self.context, key, failed)

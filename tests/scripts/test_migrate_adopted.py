@@ -62,11 +62,15 @@ class Old:
         self.pids = [self.process.pid]
         self.said: list[tuple[str, str]] = []
         engine = SimpleNamespace(venv=sys.prefix)
-        want = SimpleNamespace(
-            name="qwen", id="kpro5/qwen", port=self.port, playbook=SimpleNamespace(engine=engine)
-        )
+        serve, model = SimpleNamespace(ready_timeout_s=60), SimpleNamespace(path="/nothing")
+        playbook = SimpleNamespace(engine=engine, serve=serve, model=model)
+        want = SimpleNamespace(name="qwen", id="kpro5/qwen", port=self.port, playbook=playbook)
         self.side: Any = SimpleNamespace(
-            want=want, guest=LocalTransport(path), note=self.note, gather=self.facts
+            want=want,
+            guest=LocalTransport(path),
+            note=self.note,
+            gather=self.facts,
+            progress=lambda *seen: None,
         )
 
     def note(self, phase: str, text: str, level: str = "info") -> None:
@@ -120,13 +124,24 @@ def test_it_is_started_again_as_it_was(old: Old) -> None:
     old.end()
     migrate_adopted.put_back(old.side)
     level, text = old.said[-1]
-    assert level == "info" and text.startswith("what had the port before is started again: pid ")
+    assert level == "info" and text.startswith("what had the port before serves again: pid ")
     old.pids.append(int(text.rpartition(" ")[2]))
     first, second = old.lines(2)
     assert first == second
     assert second["argv"] == ["--model", "it's a; $model", ""] and second["umask"] == "a\nb=c"
     assert second["secret"] == "hf_secret" and second["job"] is None
     assert not (old.folder / "adopted").exists()
+
+
+def test_one_that_dies_before_it_listens_keeps_what_is_written_down(old: Old) -> None:
+    migrate_adopted.keep(old.side, old.facts())
+    old.end()
+    script = old.folder / "its home" / "serve it.py"
+    script.write_text("import time; time.sleep(1.5); raise SystemExit('CUDA out of memory')")
+    migrate_adopted.put_back(old.side)
+    level, text = old.said[-1]
+    assert level == "warning" and "could not be started again: it ended before it listened" in text
+    assert (old.folder / "adopted" / "qwen" / "kept" / "words").exists()
 
 
 def test_a_worker_is_what_its_parent_started(old: Old) -> None:

@@ -14,16 +14,19 @@ import pytest
 from migrateworld import DST, SRC, Killed, World, url
 from test_migrate import HOOK, ROUTER, Make, assert_back, assert_moved
 
+from deployer.errors import StepFailed
 from deployer.events import Note
 from deployer.inventory import Host
 from deployer.kept import Kept
 from deployer.migrate import MigrateResult
 from deployer.migrate_back import Back
+from deployer.migrate_hook import HookWay
 from deployer.model import Plan
 from deployer.recipe import recipe_of
 from deployer.state import HostState, Launch, Migration
 from deployer.state_file import StateFile
 from deployer.steps.server_wanted import fingerprint
+from deployer.steps.serving_fact import ServingFact
 
 PATH = "/var/lib/deployer/migrations/qwen.json"
 
@@ -589,3 +592,92 @@ def test_both_state_files_that_cannot_be_read_are_told_at_once(make: Make) -> No
     for words in ({}, {"abort": True}, {"dry_run": True}):
         refused(world.migrate(**words), 2, "kpro6.json", "kpro5.json", "doctor kpro5")
     assert not world.effects
+
+
+# ---- the destination fails after the cut-over
+
+
+def fails(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+    """Once the hook has moved the traffic the destination answers badly, while `on` is set."""
+    bad = {"on": True}
+    plain = mw.World.facts
+
+    def facts(self: World, want: Any) -> Any:
+        seen = plain(self, want)
+        if want.host_name == DST and self.hook_at == DST and bad["on"]:
+            now = seen.need(ServingFact)
+            seen.values[ServingFact] = dataclasses.replace(now, problem="a request failed: 500")
+        return seen
+
+    monkeypatch.setattr(mw.World, "facts", facts)
+    return bad
+
+
+def test_killed_when_the_traffic_was_back_the_hook_runs_forward_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(HOOK)
+    bad = fails(world, monkeypatch)
+    killed(world, "hook:back")
+    assert world.hook_at == SRC and world.machines[SRC].serving
+    bad["on"] = False
+    assert world.migrate().error is None
+    assert world.hook_at == DST and world.machines[DST].serving
+
+
+def test_clients_without_an_answer_after_the_way_back_do_not_lose_the_source(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make(HOOK)
+    bad = fails(world, monkeypatch)
+    plain = HookWay.move
+
+    def move(self: HookWay, direction: Any) -> Any:
+        gap = plain(self, direction)
+        if direction == "back":
+            raise StepFailed("clients still get no answer", fix="look")
+        return gap
+
+    monkeypatch.setattr(HookWay, "move", move)
+    assert world.migrate().error is not None
+    monkeypatch.setattr(HookWay, "move", plain)
+    bad["on"] = False
+    assert world.migrate().error is None
+    assert world.machines[world.hook_at].serving
+
+
+def test_a_dark_source_does_not_hide_why_the_destination_failed(make: Make) -> None:
+    world = make()
+    plain = world.sleep
+
+    def sleep(seconds: float) -> None:
+        world.settle_fails = True
+        world.dark.add(SRC)
+        plain(seconds)
+
+    world.sleep = sleep  # type: ignore[method-assign]
+    refused(world.migrate(), 5, "500", "the source cannot take over")
+
+
+def test_a_router_that_forgot_all_and_does_not_take_the_destination_gets_the_source(
+    make: Make,
+) -> None:
+    world = make({"router": {"url": "http://router", "ready_s": 1}})
+    world.check = lambda: None  # type: ignore[method-assign]
+    ask, plain, restarted = world.ask, world.sleep, []
+
+    def asks(method: str, path: str, body: Any = None) -> Any:
+        answer = ask(method, path, body)
+        if restarted and method == "POST" and body["url"] == url(DST):
+            world.workers[url(DST)] = False
+        return answer
+
+    def sleep(seconds: float) -> None:
+        if not restarted:
+            restarted.append(True)
+            world.workers.clear()
+        plain(seconds)
+
+    world.ask, world.sleep = asks, sleep  # type: ignore[method-assign]
+    assert world.migrate().error is not None
+    assert world.workers.get(url(SRC)) and world.machines[SRC].serving

@@ -124,6 +124,29 @@ def test_when_two_go_in_the_same_moment_this_one_comes_back(
     assert MINE in served(door) and not mine.out
 
 
+def test_one_comes_back_when_the_answer_to_its_removal_is_lost(
+    door: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, _ = member(door)
+    ask = door.ask
+
+    def lost(method: str, *more: Any, **words: Any) -> Any:
+        answer = ask(method, *more, **words)
+        if method == "DELETE":
+            raise Unreachable("timed out", where="http://router")
+        return answer
+
+    monkeypatch.setattr(door, "ask", lost)
+    with pytest.raises(Unreachable):
+        mine.before("stop", no_wait)
+    monkeypatch.setattr(door, "ask", ask)
+    gone(door)
+    assert MINE not in served(door)
+    monkeypatch.setattr(replicas, "known_good_serves", lambda *seen: True)
+    mine.settle(lambda: Facts({}), "")
+    assert MINE in served(door)
+
+
 def test_one_that_is_not_in_the_router_may_always_be_changed(door: Fake) -> None:
     del door.rows[MINE]
     del door.rows[OTHERS[0]]

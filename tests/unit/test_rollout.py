@@ -286,6 +286,19 @@ def test_no_second_replica_goes_missing() -> None:
         assert error.what == "not started: the replica a/m failed"
 
 
+def test_replicas_that_a_router_forgot_do_not_wait_for_one_another() -> None:
+    """Each had requests when it was admitted; then the router was started again, with no worker."""
+    policy = Rollout(R, canary=False)
+    names = [one.id for one in R]
+    asking = []
+    for one in R:
+        others = [name for name in names if name != one.id]
+        asking.append(Asking(policy, one, lacking=lambda others=others: others))  # type: ignore[misc]
+    until(lambda: any(not one.thread.is_alive() for one in asking))
+    [first] = [one for one in asking if not one.thread.is_alive()]
+    assert first.error is None
+
+
 def test_a_failure_of_an_earlier_run_stops_the_others_too() -> None:
     policy = Rollout(R)
     asking = [Asking(policy, one) for one in R[1:]]

@@ -234,6 +234,7 @@ def test_a_rollback_that_fails_brings_it_back_too(monkeypatch: pytest.MonkeyPatc
     assert step.plan(WANT, facts(free, nothing), state()).reason == "nothing had served before"
     taken = fact(owners=(owner(9, "nginx"),), listening=True)
     assert "is held by pid 9" in step.plan(WANT, facts(taken, there), state()).reason
+    assert "is held by pid 9" in step.holder
     runs = facts(fact(job=server_job(WANT), owners=(owner(),), listening=True), there)
     plan = step.plan(WANT, runs, state())
     assert [one.title for one in plan.changes][1:] == ["start what had the port"]
@@ -266,3 +267,5 @@ def test_a_good_verdict_ends_the_need_but_not_while_a_migration_may_be_taken_bac
     assert needless(made, "good") == ""
     own.migration.outcome = "done"
     assert needless(made, "good") != ""
+    own.migration.adopted = "python serve.py"
+    assert needless(made, "good") == "", "its --abort starts that again"

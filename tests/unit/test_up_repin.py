@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import pytest
 from click.testing import CliRunner
@@ -15,9 +15,10 @@ from deployer import hub, up
 from deployer.cli.up import command
 from deployer.deployment import Deployment
 from deployer.engine import Outcome
-from deployer.errors import DeployError, UsageError
+from deployer.errors import DeployError, NotStarted, UsageError
 from deployer.events import Bus, Event, Note
 from deployer.model import Change, Facts, Plan, Probe, Procedure, Where
+from deployer.rollout import Rollout
 from deployer.state import DeploymentState, HostState, Manifest, ManifestFile
 from deployer.state_file import StateFile
 from deployer.steps.base import Step, StepContext
@@ -132,6 +133,39 @@ def test_a_plan_shows_it_and_keeps_the_pin(run: Callable[..., list[Event]], tmp_
 def test_who_declines_keeps_the_pin(run: Callable[..., list[Event]], tmp_path: Path) -> None:
     run(confirm=lambda want, outcome: False)
     assert pinned(tmp_path) == OLD and Shards.fetched == []
+
+
+def test_one_that_may_not_act_keeps_its_pin_when_the_next_one_is_saved(
+    run: Callable[..., list[Event]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = replace(WANT, name="other")
+    known = file(tmp_path).load()
+    known.deployments["other"] = DeploymentState(manifest=manifest(OLD, "1", "2"))
+    file(tmp_path).save(known)
+
+    class Line:
+        """A canary failed: the first one may not act."""
+
+        def admit(self, want: Deployment, waits: object, **more: object) -> None:
+            if want.name == WANT.name:
+                raise NotStarted("not started: the canary failed", where=want.id, fix="see it")
+
+        def ended(self, *seen: object, **more: object) -> None:
+            pass
+
+    options = UpOptions(
+        base=tmp_path / "inventory",
+        steps=lambda: [Shards()],
+        serves=False,
+        environ={"HF_TOKEN": "hf_x"},
+        repin=True,
+        rollout=cast(Rollout, Line()),
+    )
+    first, _ = up.up_host(WANT.host_name, [WANT, second], options, Bus(lambda event: None))
+    assert isinstance(first.error, NotStarted)
+    after = file(tmp_path).load().deployments
+    commits = {name: one.manifest.commit for name, one in after.items() if one.manifest}
+    assert commits == {WANT.name: OLD, "other": NEW}
 
 
 def test_a_hub_that_is_away_changes_nothing(
