@@ -13,7 +13,13 @@ from typing import ClassVar
 
 from deployer import pct_errors, proxmox
 from deployer.deployment import Deployment
-from deployer.errors import DeployError, HostKeyUnknown, StepFailed, Unreachable
+from deployer.errors import (
+    AuthenticationRefused,
+    DeployError,
+    HostKeyUnknown,
+    StepFailed,
+    Unreachable,
+)
 from deployer.inventory import Create
 from deployer.model import Change, Facts, Plan, PlanState, Probe, Where
 from deployer.state import DeploymentState
@@ -147,6 +153,9 @@ class ContainerStep(Step):
                     raise
                 recorded = True
                 continue
+            except AuthenticationRefused:
+                # Final, and not asked again: each try counts there.
+                raise
             except Unreachable:
                 if self._clock() >= deadline:
                     raise

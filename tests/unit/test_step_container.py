@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deployer import gpu
-from deployer.errors import ConnectionLost, Unreachable
+from deployer.errors import AuthenticationRefused, ConnectionLost, Unreachable
 from deployer.model import Facts, Plan, PlanState, Shell, Where
 from deployer.pct_config import parse_conf
 from deployer.state import DeploymentState
@@ -267,6 +267,10 @@ def test_apply_waits_for_the_guest_s_own_door() -> None:
     dark = Door("kpro5/129", [Unreachable("dark")] * 200)
     with pytest.raises(Unreachable, match="dark"):
         step._await_guest(context(deployment(), dark))
+    refused = Door("kpro5/129", [AuthenticationRefused("no such key")])
+    with pytest.raises(AuthenticationRefused):
+        step._await_guest(context(deployment(), refused))
+    assert len(refused.scripts) == 1, "each login that is refused counts there"
 
 
 @BY_SHELL
