@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -44,7 +45,8 @@ def look_here(deploy_dir: Path, now: float | None = None) -> list[Local]:
         runs.setdefault(_host_of(path), []).append(path)
     for host, paths in runs.items():
         why = f"older than the newest {KEPT_RUNS} runs of {host}"
-        found += [Local(path, path.stat().st_size, why) for path in paths[:-KEPT_RUNS]]
+        seen = [(path, _facts(path)) for path in paths[:-KEPT_RUNS]]
+        found += [Local(path, facts.st_size, why) for path, facts in seen if facts is not None]
     keys = {
         launch.recipe
         for state in all_states(deploy_dir).values()
@@ -53,10 +55,18 @@ def look_here(deploy_dir: Path, now: float | None = None) -> list[Local]:
         if launch.recipe
     }
     for path in Kept(deploy_dir / "kept").unused(keys):
-        facts = path.stat()
-        if now - facts.st_mtime > YOUNG_S:
+        facts = _facts(path)
+        if facts is not None and now - facts.st_mtime > YOUNG_S:
             found.append(Local(path, facts.st_size, "no launch that is remembered needs it"))
     return [*found, *_backups(deploy_dir / "state", now)]
+
+
+def _facts(path: Path) -> os.stat_result | None:
+    """None when a run that writes its state has renamed it, or another `gc` has removed it."""
+    try:
+        return path.stat()
+    except FileNotFoundError:
+        return None
 
 
 def _backups(folder: Path, now: float) -> list[Local]:
@@ -64,10 +74,7 @@ def _backups(folder: Path, now: float) -> list[Local]:
     found = []
     for path in sorted(folder.glob("*.json.*")):
         kind = path.name.rpartition(".json.")[2]
-        try:
-            facts = path.stat()
-        except FileNotFoundError:
-            # A run that writes its state has renamed it meanwhile.
+        if (facts := _facts(path)) is None:
             continue
         age = now - facts.st_mtime
         if kind == "prev":

@@ -410,6 +410,28 @@ def test_on_this_machine(tmp_path: Path) -> None:
         look_here(deploy)
 
 
+def test_a_file_that_goes_while_this_machine_is_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that writes its state renames it; another `gc` removes records."""
+    runs, states = tmp_path / "runs", tmp_path / "state"
+    runs.mkdir()
+    states.mkdir()
+    for number in range(KEPT_RUNS + 1):
+        (runs / f"20260101T{number:06d}Z-kpro5.jsonl").write_text("x")
+    (states / "kpro5.json.new").write_text("{")
+    plain = Path.stat
+
+    def stat(self: Path, **more: Any) -> os.stat_result:
+        if self.parent in (runs, states):
+            self.unlink(missing_ok=True)
+        return plain(self, **more)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert look_here(tmp_path) == []
+    assert not (states / "kpro5.json.new").exists(), "it was looked at"
+
+
 def test_scripts_quote(tmp_path: Path) -> None:
     script = removal(Found("venv", "/a b'c", 1), ["/l k"])
     assert script.startswith("set -- venv '/a b'\"'\"'c' '/l k'\n")
