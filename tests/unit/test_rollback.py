@@ -830,6 +830,11 @@ def test_what_runs_is_looked_at_as_it_was_made(rolling: Run) -> None:
     assert (seen.port, seen.playbook.model.path) == (31000, NOW.playbook.model.path)
     back.verdict = "stopped"
     assert as_running(NOW, own, kept) is NOW
+    back.verdict = "failed: it did not start"
+    assert as_running(NOW, own, kept) is NOW
+    back.verified = 5.0
+    assert as_running(NOW, own, kept).port == 31000, "one that fails a gate may run on"
+    back.verified = 0.0
     folder = rolling.folder / ".deploy"
     back.verdict, back.recipe = "ready", key
     rolling.save(own)
