@@ -830,7 +830,7 @@ def test_what_runs_is_looked_at_as_it_was_made(rolling: Run) -> None:
     assert (seen.port, seen.playbook.model.path) == (31000, NOW.playbook.model.path)
     back.verdict = "stopped"
     assert as_running(NOW, own, kept) is NOW
-    back.verdict = "failed: it did not start"
+    back.verdict, back.verified = "failed: it did not start", 0.0
     assert as_running(NOW, own, kept) is NOW
     back.verified = 5.0
     assert as_running(NOW, own, kept).port == 31000, "one that fails a gate may run on"
