@@ -128,13 +128,7 @@ class AddressWay(Way):
         run_pct(side.host, drop_words(vmid, self.rule))
         if holds(side.gather().need(ContainerFacts), self.rule) is None:
             return
-        run_pct(side.host, revert_words(vmid, self.rule))
-        raise StepFailed(
-            f"container {vmid} on {side.want.host_name} would keep {self.rule.ip} until it is "
-            "started again; that change is reverted",
-            where=side.want.id,
-            fix="use cutover.hook, then run the same command again; or --abort",
-        )
+        raise self._reverted(side, f"would keep {self.rule.ip} until it is")
 
     def _give(self, side: Side, value: str) -> None:
         """The container has it now. Raises StepFailed when it would only take it at its next start.
@@ -145,10 +139,15 @@ class AddressWay(Way):
         run_pct(side.host, give_words(vmid, self.rule, value))
         if holds(side.gather().need(ContainerFacts), self.rule) is not None:
             return
+        raise self._reverted(side, f"would take {self.rule.ip} only when it is")
+
+    def _reverted(self, side: Side, would: str) -> StepFailed:
+        """The error that tells it, once a change that waits for the next start is taken back."""
+        vmid = side.want.vmid or 0
         run_pct(side.host, revert_words(vmid, self.rule))
-        raise StepFailed(
-            f"container {vmid} on {side.want.host_name} would take {self.rule.ip} only when it is "
-            "started again; that change is reverted",
+        return StepFailed(
+            f"container {vmid} on {side.want.host_name} {would} started again; that change is "
+            "reverted",
             where=side.want.id,
             fix="use cutover.hook, then run the same command again; or --abort",
         )

@@ -226,10 +226,12 @@ if _l_over; then exit 75; fi
 } 2>/dev/null
 """
 
-# The first line tells this file from any that has its name later; a holder that lives writes anew.
-_READ = r"""_l_free() { [ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44; }
 # Asked again where something failed: it may have been given back between two looks.
-_l_free
+_FREE = r"""_l_free() { [ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44; }
+"""
+
+# The first line tells this file from any that has its name later; a holder that lives writes anew.
+_READ = r"""_l_free
 [ -f "$_l_path" ] || { _l_free; printf '%s is no regular file\n' "$_l_path" >&2; exit 1; }
 stat -c '%i %y %s' "$_l_path" || { _l_free; exit 1; }
 _l_at=$(stat -c %Y "$_l_path" 2>/dev/null) || _l_at=
@@ -237,8 +239,7 @@ printf '%s\n' "${_l_at:+$(($(date +%s) - _l_at))}"
 head -c "$_l_max" "$_l_path" || { _l_free; exit 1; }
 """
 
-_REMOVE = r"""_l_free() { [ -e "$_l_path" ] || [ -L "$_l_path" ] || exit 44; }
-_l_free
+_REMOVE = r"""_l_free
 [ "$(stat -c '%i %y %s' "$_l_path")" = "$_l_seen" ] || { _l_free; exit 75; }
 rm -f "$_l_path"
 """
@@ -265,11 +266,11 @@ def update_script(record: LockRecord, path: str = LOCK) -> str:
 
 def read_script(path: str = LOCK) -> str:
     """sh text that prints what `parse_read` reads; status 44 when the lock is free."""
-    return f"_l_path={quote(path)}\n_l_max={TEXT_MAX}\n{_READ}"
+    return f"_l_path={quote(path)}\n_l_max={TEXT_MAX}\n{_FREE}{_READ}"
 
 
 def remove_script(mark: str, path: str = LOCK) -> str:
     """sh text that removes the very file that had `mark`; status 44 when there is none, 75 when it
     is another, or was written anew.
     """
-    return f"_l_path={quote(path)}\n_l_seen={quote(mark)}\n{_REMOVE}"
+    return f"_l_path={quote(path)}\n_l_seen={quote(mark)}\n{_FREE}{_REMOVE}"

@@ -201,9 +201,8 @@ class VerifyStep(Step):
 def _needless(context: StepContext, verdict: str) -> str:
     """The folder of what this launch replaced and may not be needed any more, '' while it may."""
     migration = context.state.migration
-    if verdict != "good" or (migration is not None and not migration.outcome):
-        return ""
-    if adopted.for_abort_only(context.state):
+    may_go_back = migration is not None and not migration.outcome
+    if verdict != "good" or may_go_back or adopted.for_abort_only(context.state):
         return ""
     return adopted.folder(context.want)
 
